@@ -1,0 +1,1 @@
+"""Lowering to CuTeDSL: everything that imports cutlass or quack lives below here."""

@@ -1,0 +1,129 @@
+"""Device half: how one epilogue subtile runs the traced function.
+
+quack's visitor (``quack.epilogue.visit``) already runs single values and packed
+16-bit pairs. Two things are added here: stores of full width beside half-width
+ones when accumulator columns are paired, and reductions that ignore everything
+outside the matrix.
+"""
+
+from __future__ import annotations
+
+import math
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Boolean, const_expr
+from quack.epilogue.ops import ColVecReduce, RowVecReduce
+from quack.epilogue.visit import _EpiModMixinBase
+
+from ..pairs import Pair
+
+
+class _BoundedReduce:
+    """Reduction over the elements inside the matrix only.
+
+    Vector operands of a ragged tile hold whatever shared memory held before, so
+    a sum over the whole tile can pick up NaN. quack masks ``max`` only. The test
+    is one uniform branch per subtile; full tiles skip the selects.
+    """
+
+    def _mask_oob_active(self):
+        return True
+
+    @cute.jit
+    def _mask_oob(self, frag, coords, limit, tile_shape_mn):
+        dim = const_expr(self._reduce_dim())
+        fill = const_expr(-math.inf if self.combine == "max" else 0.0)
+        if Boolean(limit < tile_shape_mn[dim]):
+            stride = const_expr((1, 0) if dim == 0 else (0, 1))
+            offsets = cute.composition(cute.make_layout(tile_shape_mn, stride=stride), coords.layout)
+            inside = limit - coords[0][dim]
+            for i in cutlass.range(cute.size(frag), unroll_full=True):
+                frag[i] = frag[i] if cute.crd2idx(i, offsets) < inside else fill
+
+    # Not @cute.jit: the DSL's rewriting loses the class cell that super() needs.
+    def fn_sink_flush(self, gemm, state, frag, scale=None):
+        if scale is not None:
+            _, coords, limit = state
+            self._mask_oob(scale, coords, limit, gemm.cta_tile_shape_mnk[:2])
+        super().fn_sink_flush(gemm, state, frag, scale)
+
+
+class BoundedColVecReduce(_BoundedReduce, ColVecReduce):
+    """Per-row reduction (along N) bounded by N."""
+
+
+class BoundedRowVecReduce(_BoundedReduce, RowVecReduce):
+    """Per-column reduction (along M) bounded by M."""
+
+
+class ProgramVisitor(_EpiModMixinBase):
+    """Runs a lowered program over one epilogue subtile."""
+
+    _full_width_outputs = ()  # auxiliary stores of full width while columns are paired
+
+    @cute.jit
+    def epi_visit_subtile(self, params, epi_loop_tensors, tRS_rD, tRS_rC=None):
+        if const_expr(self._epi_mod_group_n != 2):
+            return _EpiModMixinBase.epi_visit_subtile(
+                self, params, epi_loop_tensors, tRS_rD, tRS_rC
+            )
+        ops = {op.name: op for op in self._epi_ops}
+        half_shape = cute.recast_layout(2, 1, tRS_rD.layout).shape
+        acc = cute.flat_divide(tRS_rD, cute.make_layout(2))
+        acc0, acc1 = acc[0, ...], acc[1, ...]
+
+        operands = {}
+        for name, kind in self._epi_mod_operands:
+            if const_expr(kind == "scalar"):
+                operands[name] = epi_loop_tensors[name]
+            else:
+                frag = epi_loop_tensors[name]
+                if const_expr(kind == "tile"):
+                    frag = frag.to(self.acc_dtype)
+                elif const_expr(kind == "value"):
+                    frag = ops[name].fn_prepare(self, frag, True)
+                lanes = cute.flat_divide(frag, cute.make_layout(2))
+                operands[name] = (lanes[0, ...], lanes[1, ...])
+
+        outs, views = [], {}
+        for name in self._epi_mod_outputs:
+            if const_expr(name in self._full_width_outputs):
+                frag = cute.make_rmem_tensor(tRS_rD.layout.shape, self.acc_dtype)
+                lanes = cute.flat_divide(frag, cute.make_layout(2))
+                views[name] = (lanes[0, ...], lanes[1, ...])
+            else:
+                frag = cute.make_rmem_tensor(half_shape, self.acc_dtype)
+                views[name] = (frag, None)
+            outs.append(frag)
+        sinks = {}
+        for name in self._epi_mod_sinks:
+            frag = cute.make_rmem_tensor(tRS_rD.layout.shape, self.acc_dtype)
+            lanes = cute.flat_divide(frag, cute.make_layout(2))
+            views[name] = (lanes[0, ...], lanes[1, ...])
+            sinks[name] = frag
+
+        fn = self._epi_mod_fn
+        for i in cutlass.range(cute.size(acc0), unroll_full=True):
+            kw = {
+                name: (
+                    operands[name]
+                    if kind == "scalar"
+                    # both lanes of a column vector are the same register
+                    else operands[name][0][i]
+                    if kind == "col"
+                    else Pair(operands[name][0][i], operands[name][1][i])
+                )
+                for name, kind in self._epi_mod_operands
+            }
+            res = fn(Pair(acc0[i], acc1[i]), **kw)
+            for name, (lane0, lane1) in views.items():
+                if const_expr(lane1 is None):
+                    lane0[i] = res[name]
+                else:
+                    lane0[i], lane1[i] = res[name][0], res[name][1]
+            if const_expr("D" in res):
+                acc0[i], acc1[i] = res["D"][0], res["D"][1]
+        for name, frag in sinks.items():
+            ops[name].fn_sink_flush(self, epi_loop_tensors[name], frag)
+        return tuple(outs)
