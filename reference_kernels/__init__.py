@@ -1,0 +1,1 @@
+"""Per task: what it must compute (specification, PyTorch reference, inputs) and the expert kernel."""

@@ -1,0 +1,133 @@
+"""Inputs of a task and the three evaluations they are judged by.
+
+fp64 truth, the same-precision reference (fp32 arithmetic on the 16-bit inputs,
+rounded once at each output), and the low-precision error that scales tolerances.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import math
+from pathlib import Path
+from typing import Callable
+
+import torch
+from torch import Tensor
+
+
+from primitives.shapes import shape_of
+
+from . import references
+from .tasks import SuiteError, Task
+
+Tensors = dict[str, Tensor]
+
+
+def make_inputs(
+    task: Task,
+    shape: tuple[int, int, int],
+    act: torch.dtype,
+    seed: int,
+    device: str = "cpu",
+    scale: float = 1.0,
+    integers: bool = False,
+) -> tuple[Tensor, Tensor, Tensors]:
+    """A ``(M, K)``, B ``(K, N)`` (a transposed view when the task stores ``(N, K)``) and operands.
+
+    A ~ N(0, 1) * scale, B ~ N(0, 1/K), other operands by the task's ``fill``
+    (the paper's test distributions). ``integers`` draws small whole numbers
+    instead, for which fp32 accumulation is exact.
+    """
+    m, n, k = shape
+    gen = torch.Generator(device=device).manual_seed(seed)
+
+    def normal(*size: int) -> Tensor:
+        if integers:
+            return torch.randint(-2, 3, size, generator=gen, device=device).float()
+        return torch.randn(size, generator=gen, device=device)
+
+    a = (normal(m, k) * (1.0 if integers else scale)).to(act)
+    b = normal(*((k, n) if task.b == "kn" else (n, k)))
+    b = (b if integers else b / math.sqrt(k)).to(act)
+    operands: Tensors = {}
+    for name, spec in task.operands.items():
+        size = shape_of(spec.declared, m, n)
+        operands[name] = _fill(spec.fill, size, a, n, normal, gen, integers).to(spec.torch_dtype(act))
+    return a, (b if task.b == "kn" else b.mT), operands
+
+
+def _fill(fill: str, size, a: Tensor, n: int, normal, gen, integers: bool) -> Tensor:
+    device = a.device
+    if fill == "rstd":
+        if integers:  # powers of two keep products exact
+            return 2.0 ** torch.randint(-1, 2, size, generator=gen, device=device)
+        return torch.rsqrt(a.float().square().mean(-1) + 1e-6)
+    if fill == "target":
+        return torch.randint(0, n, size, generator=gen, device=device)
+    if fill == "position":
+        return torch.randint(0, 131072, size, generator=gen, device=device).float()
+    if fill == "frequency":
+        return frequency_row(size[0], device=device)
+    if fill == "cos_sin":
+        angle = torch.rand((size[0], size[1] // 2), generator=gen, device=device) * 2.0 * math.pi
+        if integers:
+            angle = torch.randint(0, 4, angle.shape, generator=gen, device=device) * (math.pi / 2)
+            return torch.stack((angle.cos().round(), angle.sin().round()), -1).flatten(-2)
+        return torch.stack((angle.cos(), angle.sin()), -1).flatten(-2)
+    return normal(*size)
+
+
+def frequency_row(n: int, base: float = 500000.0, head_dim: int = 128, device: str = "cpu") -> Tensor:
+    """Row ``(N,)`` of rotary frequencies in turns, ``(hi, lo)`` per pair, heads of ``head_dim`` columns.
+
+    ``inv_freq = base^(-2i/head_dim)`` (RoFormer, arXiv 2104.09864); base as in Llama 3.
+    """
+    i = torch.arange(n // 2, dtype=torch.float64, device=device) % (head_dim // 2)
+    turns = base ** (-2.0 * i / head_dim) / (2.0 * math.pi)
+    hi = turns.float()
+    return torch.stack((hi, (turns - hi.double()).float()), -1).flatten(-2)
+
+
+def reference_of(task: Task, suite_path: Path | None = None) -> Callable[..., Tensors]:
+    """The task's reference function ``(acc, **operands) -> outputs``.
+
+    A user's task names it ``reference: file.py:function`` (beside the suite file).
+
+    Raises:
+        SuiteError: the task names none, or the file or function is missing.
+    """
+    if task.reference is None:
+        found = getattr(references, task.name, None)
+        if found is None:
+            raise SuiteError(f"task {task.name}: no built-in reference; add 'reference: file.py:function'")
+        return found
+    file, _, function = task.reference.partition(":")
+    path = (suite_path.parent if suite_path else Path.cwd()) / file
+    if not function or not path.is_file():
+        raise SuiteError(f"task {task.name}: reference {task.reference!r} is not an existing file.py:function")
+    module_spec = importlib.util.spec_from_file_location(f"coda_reference_{path.stem}", path)
+    module = importlib.util.module_from_spec(module_spec)
+    module_spec.loader.exec_module(module)
+    if not hasattr(module, function):
+        raise SuiteError(f"task {task.name}: {path} has no function {function!r}")
+    return getattr(module, function)
+
+
+def evaluate(
+    reference: Callable[..., Tensors], a: Tensor, b: Tensor, operands: Tensors, compute: torch.dtype
+) -> Tensors:
+    """Reference outputs in ``compute`` (fp64: the truth; fp32: same inputs, fp32 arithmetic)."""
+    if compute == torch.float32 and a.is_cuda:
+        acc = torch.mm(a, b, out_dtype=torch.float32)  # 16-bit tensor cores, fp32 result
+    else:
+        acc = a.to(compute) @ b.to(compute)
+    up = {n: t.to(compute) if t.is_floating_point() else t for n, t in operands.items()}
+    return reference(acc, **up)
+
+
+def rounded(outputs: Tensors, task: Task, act: torch.dtype) -> Tensors:
+    """Round outputs to their declared dtypes, once."""
+    return {n: t.to(task.outputs[n].torch_dtype(act)) for n, t in outputs.items()}
+
+
+__all__ = ["evaluate", "frequency_row", "make_inputs", "reference_of", "rounded"]
