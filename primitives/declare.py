@@ -173,6 +173,45 @@ class Program:
         """Outputs that are reductions or selections, in declared order."""
         return {n: k for n, k in self.outputs.items() if not isinstance(k, TileStore)}
 
+    def describe(self) -> dict[str, Any]:
+        """The declarations as plain data: what crosses process boundaries instead of code."""
+
+        def plain(kinds: dict[str, Kind]) -> dict:
+            return {n: {"kind": k.label, **vars(k)} for n, k in kinds.items()}
+
+        return {
+            "name": self.name,
+            "doc": self.doc,
+            "pairs": self.pairs,
+            "operands": plain(self.operands),
+            "outputs": plain(self.outputs),
+            "index": dict(self.index_operands),
+        }
+
+    @staticmethod
+    def from_description(description: dict[str, Any]) -> "Program":
+        """A program that can be launched or compared but not traced (the inverse of ``describe``)."""
+
+        def kinds(plain: dict) -> dict[str, Kind]:
+            out = {}
+            for name, options in plain.items():
+                cls = {k.__name__: k for k in (*OPERAND_KINDS, *OUTPUT_KINDS)}[options["kind"]]
+                out[name] = cls(**{k: v for k, v in options.items() if k != "kind"})
+            return out
+
+        def untraceable(acc):
+            raise DeclarationError("this program was rebuilt from its declarations and has no function")
+
+        untraceable.__name__ = description["name"]
+        return Program(
+            untraceable,
+            kinds(description["operands"]),
+            kinds(description["outputs"]),
+            description["pairs"],
+            description.get("doc", ""),
+            dict(description["index"]),
+        )
+
     def result(self, value: Any) -> dict:
         """Check what the traced function returned against the declared outputs.
 

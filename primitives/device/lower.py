@@ -263,4 +263,12 @@ def compile_object(
     )
     path.parent.mkdir(parents=True, exist_ok=True)
     compiled.export_to_c(object_file_path=str(path), function_name=SYMBOL)
-    return {"symbol": SYMBOL, "fields": list(low.fields), "d": low.d, "c": low.c, "config": asdict(config)}
+    storage = low.gemm_class.traced.shared_storage
+    return {
+        "symbol": SYMBOL,
+        "fields": list(low.fields),
+        "d": low.d,
+        "c": low.c,
+        "config": asdict(config),
+        "shared_bytes": storage.size_in_bytes(),
+    }

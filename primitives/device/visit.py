@@ -61,6 +61,11 @@ class ProgramVisitor(_EpiModMixinBase):
     """Runs a lowered program over one epilogue subtile."""
 
     _full_width_outputs = ()  # auxiliary stores of full width while columns are paired
+    traced = None  # the GEMM object of the last trace, asked for its shared-memory size
+
+    def epi_to_underlying_arguments(self, args, *, loc=None, ip=None):
+        type(self).traced = self
+        return super().epi_to_underlying_arguments(args, loc=loc, ip=ip)
 
     @cute.jit
     def epi_visit_subtile(self, params, epi_loop_tensors, tRS_rD, tRS_rC=None):

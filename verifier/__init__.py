@@ -1,0 +1,1 @@
+"""Check (no GPU) and measure (GPU): every stage turns a candidate into a verdict with a reason."""

@@ -1,0 +1,72 @@
+"""Interpret stage: run the candidate on CPU in the worker and judge its outputs here."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import torch
+
+from reference_kernels.tasks import ACT_DTYPES, Task
+from reference_kernels.truth import evaluate, make_inputs, reference_of, rounded
+
+from .numerics import judge
+from .pool import Answer
+from .verdict import Verdict
+
+SQUARE = (256, 256, 256)  # M == N: swapped row and column vectors must show
+EDGE_TILE = (64, 192)  # a second tile shape: results must not depend on the tiling
+
+
+def cases(task: Task, act: str, seed: int) -> list[dict]:
+    """Inputs to interpret: every ragged shape, a square one, another tile shape, whole numbers."""
+    plan = [(shape, (128, 128), False) for shape in (*task.ragged, SQUARE)]
+    plan += [(task.ragged[0], EDGE_TILE, False), (task.ragged[0], (128, 128), True)]
+    out = []
+    for i, (shape, tile, integers) in enumerate(plan):
+        a, b, operands = make_inputs(task, shape, ACT_DTYPES[act], seed + i, integers=integers)
+        out.append({"a": a, "b": b, "operands": operands, "tile": list(tile), "integers": integers})
+    return out
+
+
+def dtype_names(task: Task, act: str) -> dict[str, str]:
+    """Declared dtype of every tensor as the worker spells it."""
+    short = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32", torch.int32: "int32"}
+    return {n: short[d] for n, d in task.torch_dtypes(ACT_DTYPES[act]).items()}
+
+
+def judge_interpretation(
+    task: Task, act: str, inputs: list[dict], answer: Answer, suite_path: Path | None, seed: int, start: float
+) -> Verdict:
+    """Verdict over all cases; the first wrong output decides the reason."""
+
+    def verdict(passed: bool, reason: str, **evidence) -> Verdict:
+        return Verdict(
+            stage="interpret",
+            passed=passed,
+            reason=reason,
+            evidence={"act": act, "seed": seed, **evidence},
+            seconds=time.perf_counter() - start,
+        )
+
+    if not answer.ok:
+        return verdict(False, f"does not run on CPU tensors: {answer.describe()}", error=answer.error)
+    outputs = torch.load(answer.directory / "outputs.pt", weights_only=True)
+    reference, dtype = reference_of(task, suite_path), ACT_DTYPES[act]
+    worst: dict[str, dict] = {}
+    for case, got in zip(inputs, outputs, strict=True):
+        a, b, operands = case["a"], case["b"], case["operands"]
+        truth = evaluate(reference, a, b, operands, torch.float64)
+        same = evaluate(reference, a, b, operands, torch.float32)
+        low = rounded(same, task, dtype)
+        for name in task.outputs:
+            exact = case["integers"] and torch.equal(same[name].double(), truth[name])
+            finding = judge(name, got[name], truth[name], low[name], task.max_ratio, task.mean_ratio, exact)
+            shape = [a.shape[0], b.shape[1], a.shape[1]]
+            if not finding.passed:
+                where = f"M={shape[0]} N={shape[1]} K={shape[2]} {act} tile {case['tile']}"
+                kind = ", whole-number inputs" if case["integers"] else ""
+                return verdict(False, f"{finding.reason} [{where}{kind}]", finding=finding.as_dict(), shape=shape)
+            if not exact and finding.relative_error >= worst.get(name, {}).get("relative_error", -1.0):
+                worst[name] = {**finding.as_dict(), "shape": shape}
+    return verdict(True, f"{len(inputs)} cases in {act} match the fp64 reference", worst=worst)
