@@ -14,6 +14,9 @@ from fractions import Fraction
 from typing import Any, Callable, ClassVar
 
 
+RESERVED = frozenset({"acc", "A", "B", "C", "D", "a", "b"})  # the GEMM's own tensors
+
+
 class DeclarationError(ValueError):
     """A kernel's declarations contradict each other; the message says what to change."""
 
@@ -262,8 +265,8 @@ def _build(fn: Callable, pairs: str | None, declarations: dict[str, Kind]) -> Pr
             raise DeclarationError(
                 f"{where}: {name}={kind!r} is not a kind; write e.g. {name}=TileLoad()"
             )
-        if name == "acc":
-            raise DeclarationError(f"{where}: 'acc' is the accumulator, rename that operand")
+        if name in RESERVED:
+            raise DeclarationError(f"{where}: {name!r} is a name of the GEMM itself, rename it")
     operands = {n: k for n, k in declarations.items() if k.is_operand}
     outputs = {n: k for n, k in declarations.items() if not k.is_operand}
     index = {k.index: n for n, k in outputs.items() if isinstance(k, ColVecSelect)}
@@ -278,14 +281,16 @@ def _build(fn: Callable, pairs: str | None, declarations: dict[str, Kind]) -> Pr
         raise DeclarationError(
             f"{where}: parameter(s) {undeclared} not declared; add e.g. {undeclared[0]}=ColVecLoad()"
         )
-    unused = [n for n in operands if n not in names and n not in index]
+    hidden = [n for n in index if n in names or n in operands]
+    if hidden:
+        raise DeclarationError(
+            f"{where}: {hidden} is read by ColVecSelect itself; neither declare it nor make it a parameter"
+        )
+    unused = [n for n in operands if n not in names]
     if unused:
         raise DeclarationError(f"{where}: operand(s) {unused} declared but not parameters")
     if not outputs:
         raise DeclarationError(f"{where}: declares no output")
-    hidden = [n for n in index if n in names]
-    if hidden:
-        raise DeclarationError(f"{where}: index operand(s) {hidden} must not be parameters")
     _check_pairs(where, pairs, operands, outputs)
     ordered = {n: operands[n] for n in names}
     return Program(fn, ordered, outputs, pairs, inspect.getdoc(fn) or "", index)

@@ -74,8 +74,9 @@ def _check_operands(program: Program, operands: Mapping[str, Any], m: int, n: in
         if got != want:
             raise OperandError(f"operand {name!r} ({kind.label}) must have shape {want}, got {got}")
     for name in program.index_operands:
-        if name not in operands:
-            raise OperandError(f"index operand {name!r} is missing")
+        got = tuple(getattr(operands.get(name), "shape", ()))
+        if got != (m,):
+            raise OperandError(f"index operand {name!r} must have shape {(m,)}, got {got}")
 
 
 def _run_tile(program, acc, operands, box, tile, ij, compute, stores, partials) -> None:

@@ -6,7 +6,7 @@ device) or :class:`~primitives.pairs.Pair` s, acts lane by lane, and returns fp3
 
 Device versions use the hardware's approximate units (``ex2.approx``,
 ``rcp.approx``, ``tanh.approx``) where ``_approx`` is in the name or the exact
-form costs many instructions; ``docs/maths.md`` states the error of each.
+form costs many instructions; each function's page in ``primitives/docs`` says which.
 """
 
 from __future__ import annotations
@@ -34,14 +34,12 @@ def _device():
 
 
 def _tensor(*values: Any) -> bool:
-    """True when the maths runs on CPU tensors (or plain numbers outside any trace)."""
-    if any(isinstance(v, torch.Tensor) for v in values):
-        return True
-    return all(isinstance(v, (int, float)) for v in values)
+    """True when the maths runs on CPU tensors."""
+    return any(isinstance(v, torch.Tensor) for v in values)
 
 
 def _as_tensor(v: Any) -> torch.Tensor:
-    return v if isinstance(v, torch.Tensor) else torch.tensor(float(v), dtype=torch.float32)
+    return v if isinstance(v, torch.Tensor) else torch.tensor(float(v), dtype=torch.float64)
 
 
 def _lanewise(cpu: Callable) -> Callable:
@@ -53,6 +51,8 @@ def _lanewise(cpu: Callable) -> Callable:
         if any(isinstance(a, Pair) for a in args):
             lanes = [Pair.lanes(a) for a in args]
             return Pair(call(*(a for a, _ in lanes)), call(*(b for _, b in lanes)))
+        if all(isinstance(a, (int, float)) for a in args):
+            return cpu(*(_as_tensor(a) for a in args)).item()  # a constant stays one in both worlds
         if _tensor(*args):
             return cpu(*(_as_tensor(a) for a in args))
         return getattr(_device(), name)(*args)
@@ -167,8 +167,8 @@ def relu_sq(x):
 
 @_lanewise
 def softplus(x):
-    """log(1 + e^x), linear above 20."""
-    return torch.nn.functional.softplus(x, threshold=20.0)
+    """log(1 + e^x)."""
+    return torch.nn.functional.softplus(x, threshold=40.0)
 
 
 # --- derivatives ----------------------------------------------------------------

@@ -58,6 +58,23 @@ class Pair(tuple):
     def __neg__(self):
         return Pair(-self[0], -self[1])
 
+    # comparisons are lane by lane too (a condition for where()), not the order of tuples
+    def __lt__(self, other):
+        b = Pair.lanes(other)
+        return Pair(self[0] < b[0], self[1] < b[1])
+
+    def __le__(self, other):
+        b = Pair.lanes(other)
+        return Pair(self[0] <= b[0], self[1] <= b[1])
+
+    def __gt__(self, other):
+        b = Pair.lanes(other)
+        return Pair(self[0] > b[0], self[1] > b[1])
+
+    def __ge__(self, other):
+        b = Pair.lanes(other)
+        return Pair(self[0] >= b[0], self[1] >= b[1])
+
 
 def pack(a: Any, b: Any) -> Pair:
     """Join two lanes into a pair (column 2j gets ``a``, column 2j+1 gets ``b``)."""

@@ -115,7 +115,7 @@ class Task(_Model):
         if overlap:
             raise ValueError(f"{sorted(overlap)} named both operand and output")
         for name in (*self.operands, *self.outputs):
-            if name in {"acc", "a", "b", "A", "B"} or not name.isidentifier():
+            if name in declare.RESERVED or not name.isidentifier():
                 raise ValueError(f"tensor name {name!r} is reserved or not an identifier")
         for name, spec in self.operands.items():
             if not spec.declared.is_operand:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib.util
 import math
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Callable
 
@@ -113,21 +114,46 @@ def reference_of(task: Task, suite_path: Path | None = None) -> Callable[..., Te
     return getattr(module, function)
 
 
-def evaluate(
-    reference: Callable[..., Tensors], a: Tensor, b: Tensor, operands: Tensors, compute: torch.dtype
-) -> Tensors:
-    """Reference outputs in ``compute`` (fp64: the truth; fp32: same inputs, fp32 arithmetic)."""
-    if compute == torch.float32 and a.is_cuda:
+@dataclass
+class Truth:
+    """What an output must be, and how exactly it can be computed at all."""
+
+    exact: Tensors  # fp64
+    same: Tensors  # fp32 arithmetic on the same inputs, unrounded
+    low: Tensors  # ``same`` rounded once to the declared dtypes: the paper's reference
+    noise: dict[str, float]  # fp32 outputs: rms change when the accumulator carries fp32 rounding errors
+
+
+# The tensor cores' fp32 accumulation is off by a few 2^-24 of the accumulator's
+# spread; an output that sums many such values inherits it, however small the sum.
+_ACCUMULATION = 2.0**-22
+_DRAWS = 3
+
+
+def truth_of(
+    task: Task, reference: Callable[..., Tensors], a: Tensor, b: Tensor, operands: Tensors, act: torch.dtype
+) -> Truth:
+    """Evaluate the reference in fp64 and in the candidate's precision on the same inputs."""
+    exact_acc = a.double() @ b.double()
+    exact = reference(exact_acc, **_upcast(operands, torch.float64))
+    if a.is_cuda:
         acc = torch.mm(a, b, out_dtype=torch.float32)  # 16-bit tensor cores, fp32 result
     else:
-        acc = a.to(compute) @ b.to(compute)
-    up = {n: t.to(compute) if t.is_floating_point() else t for n, t in operands.items()}
-    return reference(acc, **up)
+        acc = a.float() @ b.float()
+    same = reference(acc, **_upcast(operands, torch.float32))
+    low = {n: t.to(task.outputs[n].torch_dtype(act)) for n, t in same.items()}
+    wide = [n for n in task.outputs if low[n].dtype == torch.float32]
+    noise = dict.fromkeys(wide, 0.0)
+    spread = exact_acc.square().mean().sqrt() * _ACCUMULATION
+    gen = torch.Generator(device=a.device).manual_seed(0)
+    for _ in range(_DRAWS if wide else 0):
+        jitter = torch.randn(exact_acc.shape, generator=gen, device=a.device, dtype=torch.float64)
+        moved = reference(exact_acc + jitter * spread, **_upcast(operands, torch.float64))
+        for n in wide:
+            change = (moved[n] - exact[n]).nan_to_num(0.0, 0.0, 0.0)
+            noise[n] += float(change.square().mean()) / _DRAWS
+    return Truth(exact, same, low, {n: v**0.5 for n, v in noise.items()})
 
 
-def rounded(outputs: Tensors, task: Task, act: torch.dtype) -> Tensors:
-    """Round outputs to their declared dtypes, once."""
-    return {n: t.to(task.outputs[n].torch_dtype(act)) for n, t in outputs.items()}
-
-
-__all__ = ["evaluate", "frequency_row", "make_inputs", "reference_of", "rounded"]
+def _upcast(operands: Tensors, compute: torch.dtype) -> Tensors:
+    return {n: t.to(compute) if t.is_floating_point() else t for n, t in operands.items()}

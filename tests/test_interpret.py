@@ -1,5 +1,6 @@
 """The interpreter, the declarations and what follows from them, against fp64 written out by hand."""
 
+import json
 import math
 from dataclasses import dataclass
 from typing import Callable
@@ -314,6 +315,21 @@ def test_select_out_of_range_is_nan(dtype):
     torch.testing.assert_close(got, want, rtol=0, atol=0, equal_nan=True)
 
 
+def test_padding_is_what_the_hardware_leaves():
+    seen = {}
+
+    @epilogue(w=RowVecLoad(), r=ColVecLoad(), c=TileLoad(), y=TileStore())
+    def spy(acc, w, r, c):
+        seen.update(acc=acc, w=w, r=r, c=c)
+        return {"y": acc}
+
+    a, b, operands = inputs(spy, 3, 5, 8)
+    run(spy, a, b, operands, (4, 8))
+    assert seen["w"][0, 5:].isnan().all() and seen["r"][3:, 0].isnan().all()
+    for matrix in (seen["acc"], seen["c"]):
+        assert matrix.shape == (4, 8) and (matrix[3:] == 0).all() and (matrix[:, 5:] == 0).all()
+
+
 # --- refusals -----------------------------------------------------------------
 
 
@@ -332,6 +348,10 @@ def test_select_out_of_range_is_nan(dtype):
         ("cross-entropy", "target", torch.zeros(5, dtype=torch.int32), "'target'.*shape"),
         ("cross-entropy", "target", torch.zeros(7, dtype=torch.int32), "'target'.*shape"),
         ("cross-entropy", "target", torch.zeros(6, 1, dtype=torch.int32), "'target'.*shape"),
+    ],
+    ids=[
+        "missing", "too short", "row for column", "2-D column", "number for vector", "vector for scalar",
+        "transposed tile", "single for double tile", "no index", "index too short", "index too long", "2-D index",
     ],
 )
 def test_operand_errors(case, name, wrong, message):
@@ -376,6 +396,11 @@ def program_returning(value, pairs=None, **outputs):
         (lambda acc: {"s": acc}, None, {"s": ColVecReduce(product=True)}, r"product=True\) needs two factors"),
         (lambda acc: {"s": (acc, acc, acc)}, None, {"s": RowVecReduce(product=True)}, "needs two factors"),
         (lambda acc: {"s": (acc, acc)}, None, {"s": ColVecReduce()}, "return one value, or declare product=True"),
+    ],
+    ids=[
+        "tensor", "empty dict", "extra output", "misspelt output", "full store single", "half store pair",
+        "tile store pair", "double store single", "pack without pairs", "tuple without pairs", "paired sum single",
+        "column sum pair", "tile sum pair", "lse pair", "product single", "product of three", "two factors undeclared",
     ],
 )
 def test_wrong_results_are_refused(value, pairs, outputs, message):
@@ -491,6 +516,21 @@ def test_program_keeps_parameter_order_and_hides_the_index():
     assert list(kernel.operands) == ["a", "b"] and kernel.index_operands == {"t": "s"}
     assert list(kernel.sinks) == ["lse", "s"] and list(kernel.tile_stores) == ["z"]
     assert (kernel.name, kernel.doc, kernel.pairs) == ("kernel", "Doc of the kernel.", None)
+
+
+@any_case
+def test_declarations_survive_json(case):
+    program = case.program
+    copy = Program.from_description(json.loads(json.dumps(program.describe())))
+    for field in ("name", "operands", "outputs", "pairs", "doc", "index_operands"):
+        assert getattr(copy, field) == getattr(program, field)
+
+
+def test_rebuilt_program_says_that_it_has_no_function():
+    copy = Program.from_description(row_kinds.describe())
+    a, b, operands = inputs(copy, 4, 16, 8)
+    with pytest.raises(DeclarationError, match="no function"):
+        run(copy, a, b, operands, (4, 16))
 
 
 # --- shapes, finalisers, traffic -------------------------------------------------

@@ -30,6 +30,8 @@ from ..pairs import Pair
 from .visit import BoundedColVecReduce, BoundedRowVecReduce, ProgramVisitor
 
 SYMBOL = "func"  # exported name inside every object file
+# No programmatic dependent launch: back-to-back calls would overlap and look faster than one call.
+LAUNCH = (("use_pdl", False),)
 
 
 @dataclass(frozen=True)
@@ -259,7 +261,7 @@ def compile_object(
         True,  # B crosses as (K, N)
         low.epi_keys,
         packed_cd="n" if packed else None,
-        post_init_attrs=(("implicit_dtype", torch2cute_dtype_map[act]),) if packed else (),
+        post_init_attrs=LAUNCH + ((("implicit_dtype", torch2cute_dtype_map[act]),) if packed else ()),
     )
     path.parent.mkdir(parents=True, exist_ok=True)
     compiled.export_to_c(object_file_path=str(path), function_name=SYMBOL)

@@ -1,0 +1,1 @@
+"""Authors, the run loop and the command line."""

@@ -1,0 +1,176 @@
+"""Compile what a measurement needs: each kernel in every configuration, and the expert kernels.
+
+A bundle is a directory of object files with manifests plus ``bundle.json``; it can be
+measured where it was made or carried to a GPU machine that has no compiler.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable
+from concurrent.futures import Future
+from pathlib import Path
+
+from primitives import declare
+from reference_kernels.expert import EXPERTS, Expert
+from reference_kernels.tasks import Task
+
+from . import sandbox
+from .check import make_artefact, save_artefact, submit_compile
+from .interpretation import dtype_names
+from .manifest import Artefact, sha256, toolchain
+from .pool import Answer, Pool
+from .verdict import HarnessError
+
+FORMAT = 1
+EXPERT_AUTHOR = "expert:quack"
+
+# (tile_m, tile_n, cluster_m, cluster_n, pingpong, max_swizzle_size). Chosen from the shapes that fit
+# an epilogue's registers and shared memory on Hopper; 192x256 and 256x256 crash or spill.
+_TILES = (
+    (128, 128, 2, 1, True, 8),
+    (128, 128, 1, 2, True, 8),
+    (128, 160, 2, 1, True, 8),
+    (128, 192, 2, 1, True, 8),
+    (192, 128, 2, 1, True, 8),
+    (192, 128, 1, 2, True, 8),
+    (128, 256, 2, 1, False, 8),
+    (128, 256, 1, 2, False, 8),
+    (256, 128, 2, 1, False, 8),
+    (256, 128, 1, 2, False, 8),
+    (256, 192, 2, 1, False, 8),
+    (256, 128, 2, 1, False, 4),
+)
+CONFIGS = [
+    dict(zip(("tile_m", "tile_n", "cluster_m", "cluster_n", "pingpong", "max_swizzle_size"), t)) for t in _TILES
+]
+
+_ROLES = {
+    "RowVecLoad": "row", "ColVecLoad": "col", "ColVecReduce": "colreduce", "OnlineLSEReduce": "colreduce",
+    "RowVecReduce": "rowreduce", "ColVecSelect": "select",
+}  # fmt: skip
+_TORCH = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32", "int32": "int32"}
+
+
+def _role(task: Task, name: str) -> str:
+    spec = task.tensors[name]
+    if spec.dtype == "int32":
+        return "index"
+    return _ROLES.get(spec.kind) or {2: "wide", 0.5: "half"}.get(spec.width, "tile")
+
+
+def submit_expert(pool: Pool, task: Task, act: str, config: dict) -> Future:
+    """Queue the compile of the task's expert kernel in one configuration."""
+    expert = EXPERTS[task.name]
+    dtypes = dtype_names(task, act)
+    spec = {
+        "epilogue": expert.epilogue,
+        "arguments": expert.arguments,
+        "config": config,
+        "act": _TORCH[act],
+        "b_major": "n" if task.b == "kn" else "k",
+        "values": {q: (_role(task, t), _TORCH[dtypes[t]]) for q, t in expert.tensors.items()},
+    }
+    return pool.submit("expert", expert=spec)
+
+
+def expert_artefact(answer: Answer, task: Task, act: str, config: dict) -> Artefact:
+    """The manifest of a compiled expert kernel."""
+    expert: Expert = EXPERTS[task.name]
+    launch = answer.result["launch"]
+    made = Artefact(
+        kernel=f"quack.epilogue.{expert.epilogue.replace(':', '.')}",
+        task=task.name,
+        author=EXPERT_AUTHOR,
+        act=act,
+        b=task.b,
+        source_sha256=hashlib.sha256(expert.epilogue.encode()).hexdigest(),
+        object="",
+        object_sha256=sha256(answer.directory / "kernel.o"),
+        symbol=launch["symbol"],
+        fields=launch["fields"],
+        d=launch["d"],
+        c=launch["c"],
+        renames=expert.tensors,
+        covers=expert.covers(task.outputs),
+        config=config,
+        program={},
+        toolchain=toolchain(),
+        isolation="trusted",
+    )
+    return made.model_copy(update={"object": f"{task.name}.expert.{act}.{made.config_key}.o"})
+
+
+def usable_configs(task: Task, configs: list[dict] = CONFIGS) -> list[dict]:
+    """Configurations the task's shape of epilogue can run in (the compiler refuses the rest)."""
+    paired = any(s.width == 0.5 for s in task.outputs.values()) or any(
+        line.op.startswith(("rope", "swiglu")) for line in task.ops
+    )
+    usable = [c for c in configs if not paired or c["tile_n"] % 32 == 0]
+    for spec in task.operands.values():
+        if isinstance(spec.declared, declare.HeadRstd):
+            usable = [c for c in usable if c["tile_n"] % spec.head_dim == 0]
+    return usable
+
+
+def build(
+    kernels: list[tuple[Task, str, str]],
+    directory: Path,
+    pool: Pool,
+    *,
+    acts: tuple[str, ...] = ("bf16",),
+    configs: list[dict] = CONFIGS,
+    experts: bool = True,
+    suite: Path | None = None,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> dict:
+    """Compile ``kernels`` (task, source, author) and write the bundle.
+
+    fp16 and the first configuration are always built, for the numerics.
+
+    Returns:
+        The content of ``bundle.json``: manifests by kernel, and what did not compile.
+
+    Raises:
+        HarnessError: the directory cannot be written.
+    """
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+    except OSError as e:
+        raise HarnessError(f"cannot write the bundle to {directory}: {e.strerror}; give another directory") from e
+    jobs: list[tuple[dict, Future]] = []
+    for task, source, author in kernels:
+        for act in task.dtypes:
+            chosen = usable_configs(task, configs) if act in acts else usable_configs(task, configs)[:1]
+            for config in chosen:
+                about = {"task": task, "source": source, "author": author, "act": act, "config": config}
+                jobs.append((about, submit_compile(pool, source, task, act, config)))
+    for task in {t.name: t for t, _, _ in kernels}.values() if experts else ():
+        if task.name in EXPERTS:
+            for config in usable_configs(task, configs):
+                about = {"task": task, "author": EXPERT_AUTHOR, "act": acts[0], "config": config}
+                jobs.append((about, submit_expert(pool, task, acts[0], config)))
+    content = {"format": FORMAT, "kernels": [], "manifests": [], "failed": []}
+    for done, (about, future) in enumerate(jobs, 1):
+        answer = future.result()
+        task, act, config = about["task"], about["act"], about["config"]
+        if not answer.ok:
+            content["failed"].append(
+                {"task": task.name, "author": about["author"], "act": act, "config": config, "reason": answer.describe()[:300]}
+            )
+        else:
+            if "source" in about:
+                artefact = make_artefact(answer, about["source"], task, act, about["author"], config)
+            else:
+                artefact = expert_artefact(answer, task, act, config)
+            content["manifests"].append(save_artefact(artefact, answer.directory / "kernel.o", directory).name)
+        progress(done, len(jobs))
+    for task, source, author in kernels:
+        digest = hashlib.sha256(source.encode()).hexdigest()
+        content["kernels"].append({"task": task.name, "author": author, "source_sha256": digest, "source": source})
+    content["tasks"] = {t.name: t.model_dump(mode="json") for t, _, _ in kernels}
+    content["suite"] = str(suite) if suite else None
+    content["isolation"] = sandbox.level()[0]
+    (directory / "bundle.json").write_text(json.dumps(content, indent=1) + "\n")
+    return content

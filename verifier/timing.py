@@ -1,0 +1,249 @@
+"""Timing on one GPU: CUDA-graph replay, interleaved, verified. Used inside the GPU worker.
+
+Each subject (a kernel, the bare GEMM, torch.compile) is captured once as a graph of
+calls that rotate through operand sets larger than L2. In every round each subject's
+graph is replayed once, in random order, between two events. Times are medians over
+rounds; ratios are medians of the per-round ratios, so drift of clocks cancels.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+import statistics
+import time
+from collections.abc import Callable
+
+import torch
+
+from primitives.shapes import traffic
+from reference_kernels import references
+from reference_kernels.tasks import ACT_DTYPES, Task
+from reference_kernels.truth import make_inputs, truth_of
+
+from .launch import Buffers, Kernel
+from .numerics import judge_output
+
+L2_FACTOR = 3  # operand sets together exceed this many times the L2 cache
+MAX_SETS = 12
+MIN_GRAPH_US = 1500.0  # one replay lasts at least this long, so events resolve it
+WARMUP_SECONDS = 0.5
+BASELINES = ("gemm", "torch.compile", "torch.compile:max-autotune")
+
+
+def device_facts() -> dict:
+    """Name, capability, driver and library versions of this GPU machine."""
+    p = torch.cuda.get_device_properties(0)
+    return {
+        "device": p.name,
+        "capability": f"{p.major}.{p.minor}",
+        "sms": p.multi_processor_count,
+        "l2_bytes": p.L2_cache_size,
+        "memory_bytes": p.total_memory,
+        "torch": torch.__version__,
+        "cuda": torch.version.cuda,
+        "driver": _nvml("driver"),
+    }
+
+
+def _nvml(what: str):
+    """One reading through NVML, or None where it is not available."""
+    try:
+        import pynvml
+
+        pynvml.nvmlInit()
+        handle = pynvml.nvmlDeviceGetHandleByIndex(torch.cuda.current_device())
+        return {
+            "driver": lambda: pynvml.nvmlSystemGetDriverVersion(),
+            "sm_clock_mhz": lambda: pynvml.nvmlDeviceGetClockInfo(handle, pynvml.NVML_CLOCK_SM),
+            "power_w": lambda: round(pynvml.nvmlDeviceGetPowerUsage(handle) / 1000.0, 1),
+            "temperature_c": lambda: pynvml.nvmlDeviceGetTemperature(handle, pynvml.NVML_TEMPERATURE_GPU),
+            "throttle": lambda: hex(pynvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle)),
+        }[what]()
+    except Exception:  # telemetry is a receipt, never a reason to fail
+        return None
+
+
+def telemetry() -> dict:
+    return {k: _nvml(k) for k in ("sm_clock_mhz", "power_w", "temperature_c", "throttle")}
+
+
+def _graph(calls: list[Callable[[], None]]) -> torch.cuda.CUDAGraph:
+    """Capture ``calls`` after running each once outside the capture."""
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for call in calls:
+            call()
+    torch.cuda.current_stream().wait_stream(side)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for call in calls:
+            call()
+    return graph
+
+
+def _replay_us(graph: torch.cuda.CUDAGraph) -> float:
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    start.record()
+    graph.replay()
+    end.record()
+    end.synchronize()
+    return start.elapsed_time(end) * 1e3
+
+
+def ceilings() -> dict:
+    """Measured rates that make the floor: bf16 matmul FLOP/s (8192^3, random data) and copy bytes/s."""
+    n = 8192
+    a, b = (torch.randn(n, n, device="cuda", dtype=torch.bfloat16) for _ in range(2))
+    out = torch.empty(n, n, device="cuda", dtype=torch.bfloat16)
+    mm = _graph([lambda: torch.mm(a, b, out=out)] * 4)
+    src = torch.empty(1 << 30, device="cuda", dtype=torch.float32).normal_()
+    dst = torch.empty_like(src)
+    copy = _graph([lambda: dst.copy_(src)] * 2)
+    warm(mm)
+    mm_us = min(_replay_us(mm) / 4 for _ in range(10))
+    copy_us = min(_replay_us(copy) / 2 for _ in range(10))
+    return {
+        "matmul_flops": 2 * n**3 / (mm_us * 1e-6),
+        "copy_bytes": 2 * src.numel() * 4 / (copy_us * 1e-6),
+        "command": f"torch.mm bf16 {n}^3 and a 4 GiB device copy, best of 10 graph replays",
+    }
+
+
+def warm(graph: torch.cuda.CUDAGraph) -> None:
+    """Run real load until clocks have settled (by time, not by count)."""
+    end = time.monotonic() + WARMUP_SECONDS
+    while time.monotonic() < end:
+        graph.replay()
+        torch.cuda.synchronize()
+
+
+class Bench:
+    """All subjects of one task at one shape, sharing inputs."""
+
+    def __init__(self, task: Task, command: dict, reference_of: Callable):
+        self.task, self.command = task, command
+        self.shape, self.act = tuple(command["shape"]), command["act"]
+        self.dtype = ACT_DTYPES[self.act]
+        self.reference = reference_of(task, command.get("suite"))
+        t = traffic(task.kinds, task.torch_dtypes(self.dtype), self.dtype, *self.shape)
+        l2 = torch.cuda.get_device_properties(0).L2_cache_size
+        count = min(MAX_SETS, max(2, math.ceil(L2_FACTOR * l2 / t.bytes)))
+        self.sets = [
+            make_inputs(task, self.shape, self.dtype, command["seed"] + i, "cuda") for i in range(count)
+        ]
+        self.graphs: dict[str, tuple[torch.cuda.CUDAGraph, int]] = {}
+        self.buffers: dict[str, list[Buffers]] = {}
+        self.keep: list = []  # captured graphs use these tensors
+        self.truths: list = []
+        self.facts = {"sets": count, "bytes": t.bytes, "flops": t.flops}
+
+    def _truth(self, i: int):
+        while len(self.truths) <= i:
+            j = len(self.truths)
+            self.truths.append(truth_of(self.task, self.reference, *self.sets[j], self.dtype))
+        return self.truths[i]
+
+    def _capture(self, name: str, calls: list[Callable[[], None]]) -> None:
+        """Capture enough passes over the sets that one replay is long enough to time."""
+        once = _graph(calls)
+        once.replay()
+        us = _replay_us(once)
+        passes = max(1, math.ceil(MIN_GRAPH_US / us))
+        graph = once if passes == 1 else _graph(calls * passes)
+        self.graphs[name] = (graph, passes * len(calls))
+
+    def _verify(self, buffers: Buffers, i: int) -> str:
+        done = buffers.finished()
+        for name in buffers.outputs:
+            finding = judge_output(self.task, name, done[name], self._truth(i), False)
+            if not finding.passed:
+                return finding.reason
+        return ""
+
+    def add_kernel(self, subject: str, kernel: Kernel) -> dict:
+        """Verify on the first set with poisoned outputs, then capture."""
+        buffers = [Buffers(self.task, kernel.artefact, *s) for s in self.sets]
+        calls = [kernel.bind(b) for b in buffers]
+        calls[0]()
+        torch.cuda.synchronize()
+        reason = self._verify(buffers[0], 0)
+        if reason:
+            return {"passed": False, "reason": reason}
+        self._capture(subject, calls)
+        self.buffers[subject] = buffers
+        if buffers[0].has_partials:
+            # the finaliser's own cost: the same calls followed by the fold of the partials
+            finished = [(lambda c=c, b=b: (c(), self.keep.append(b.finished()))) for c, b in zip(calls, buffers)]
+            self._capture(f"{subject}+finish", finished)
+        return {"passed": True, "reason": ""}
+
+    def add_baseline(self, name: str) -> dict:
+        if name == "gemm":
+            out = torch.empty(self.shape[0], self.shape[1], device="cuda", dtype=self.dtype)
+            self._capture(name, [(lambda a=a, b=b: torch.mm(a, b, out=out)) for a, b, _ in self.sets])
+            return {"passed": True, "reason": ""}
+        mode = name.partition(":")[2]
+        options = {"mode": "max-autotune-no-cudagraphs"} if mode == "max-autotune" else {}
+        torch._dynamo.reset()
+        written = references.TIMED.get(self.task.name, self.reference)
+        compiled = torch.compile(_pytorch(self.task, written, self.dtype), dynamic=False, fullgraph=True, **options)
+        reason = ""
+        got = compiled(self.sets[0][0], self.sets[0][1], self.sets[0][2])
+        truth = self._truth(0)
+        for out_name in self.task.outputs:
+            # an honest baseline rounds the GEMM to 16 bits first, which costs accuracy: only gross errors count
+            error = (got[out_name].double() - truth.exact[out_name]).norm() / truth.exact[out_name].norm()
+            if not float(error) < (0.5 if self.task.name in references.TIMED else 0.05):
+                reason = f"{name}: {out_name} is off by {float(error):.3g} (relative)"
+        calls = [(lambda s=s: self.keep.append(compiled(*s))) for s in self.sets]
+        self._capture(name, calls)
+        return {"passed": not reason, "reason": reason}
+
+    def run(self, rounds: int, only: list[str] | None = None) -> dict:
+        """Interleaved timing of the captured subjects; verifies the timed outputs afterwards.
+
+        Returns per subject the microseconds of one call in every round, and a receipt
+        of clocks, power and temperature before and after.
+        """
+        names = [n for n in self.graphs if only is None or n.removesuffix("+finish") in only]
+        warm(self.graphs[names[0]][0])
+        before = telemetry()
+        times: dict[str, list[float]] = {n: [] for n in names}
+        for _ in range(rounds):
+            random.shuffle(names)
+            for name in names:
+                graph, calls = self.graphs[name]
+                times[name].append(_replay_us(graph) / calls)
+        after = telemetry()
+        wrong = {}
+        for name in names:
+            if name in self.buffers:
+                for b in self.buffers[name]:
+                    b.poison()
+                self.graphs[name][0].replay()
+                torch.cuda.synchronize()
+                for i, b in enumerate(self.buffers[name][:2]):
+                    reason = self._verify(b, i)
+                    if reason:
+                        wrong[name] = f"timed output: {reason}"
+        return {
+            "times_us": times,
+            "median_us": {n: statistics.median(v) for n, v in times.items()},
+            "wrong": wrong,
+            "receipt": {"before": before, "after": after},
+        }
+
+
+def _pytorch(task: Task, reference: Callable, act: torch.dtype) -> Callable:
+    """What a PyTorch user would write: a 16-bit matmul, fp32 maths, outputs in their dtypes."""
+    dtypes = task.torch_dtypes(act)
+
+    def model(a, b, operands):
+        acc = (a @ b).float()
+        up = {n: t.float() if t.is_floating_point() else t for n, t in operands.items()}
+        return {n: t.to(dtypes[n]) for n, t in reference(acc, **up).items()}
+
+    return model
