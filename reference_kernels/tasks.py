@@ -96,10 +96,13 @@ class Task(_Model):
     @field_validator("ops", mode="before")
     @classmethod
     def _parse_ops(cls, lines: Any) -> Any:
-        if not isinstance(lines, list):
+        if not isinstance(lines, (list, tuple)):
             raise ValueError("a list of 'name = op(arguments)' lines")
         parsed = []
         for line in lines:
+            if isinstance(line, dict):  # a dumped task, on its way to another process
+                parsed.append(OpLine.model_validate(line))
+                continue
             match = _OP_LINE.match(line.strip()) if isinstance(line, str) else None
             if not match:
                 raise ValueError(f"{line!r} is not of the form 'name = op(arguments)'")

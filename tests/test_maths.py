@@ -163,21 +163,23 @@ def test_where_takes_a_comparison_of_pairs():
     assert got[0].tolist() == [0, 3] and got[1].tolist() == [5, 0]
 
 
-@pytest.mark.parametrize(
-    "call, want",
-    [
-        (lambda x: fma(0.1, x, x), lambda x: 1.1 * x),
-        (lambda x: fma(x, 0.1, 0.3), lambda x: 0.1 * x + 0.3),
-        (lambda x: maximum(x, 0.1), lambda x: x.clamp(min=0.1)),
-        (lambda x: minimum(0.1, x), lambda x: x.clamp(max=0.1)),
-        (lambda x: where(x > 0.0, x, 0.1), lambda x: torch.tensor([0.1, 1 / 3, 2 / 3], dtype=torch.float64)),
-    ],
-    ids=["fma-first", "fma-rest", "maximum", "minimum", "where"],
-)
-def test_constants_keep_fp64(call, want):
-    """interpret(compute=float64) shows what is rounding only if constants are not rounded to fp32."""
-    x = torch.tensor([-1 / 3, 1 / 3, 2 / 3], dtype=torch.float64)
-    torch.testing.assert_close(call(x), want(x), rtol=1e-14, atol=0)
+CONSTANTS = {
+    "fma-first": (lambda x: fma(0.1, x, x), [-1.1 / 3, 1.1 / 3, 2.2 / 3]),
+    "fma-rest": (lambda x: fma(x, 0.1, 0.3), [0.8 / 3, 1 / 3, 1.1 / 3]),
+    "maximum": (lambda x: maximum(x, 0.1), [0.1, 1 / 3, 2 / 3]),
+    "minimum": (lambda x: minimum(0.1, x), [-1 / 3, 0.1, 0.1]),
+    "where-one": (lambda x: where(x > 0, x, 0.1), [0.1, 1 / 3, 2 / 3]),
+    "where-both": (lambda x: where(x > 0, 0.1, -0.3), [-0.3, 0.1, 0.1]),
+}
+
+
+@pytest.mark.parametrize("dtype, rtol", [(torch.float32, 1.5e-7), (torch.float64, 1e-15)], ids=["fp32", "fp64"])
+@pytest.mark.parametrize("call, want", CONSTANTS.values(), ids=CONSTANTS)
+def test_constants_take_the_dtype_of_the_computation(call, want, dtype, rtol):
+    """fp32 stays fp32 as on the device; interpret(compute=float64) rounds nothing to fp32."""
+    got = call(torch.tensor([-1 / 3, 1 / 3, 2 / 3], dtype=torch.float64).to(dtype))
+    assert got.dtype == dtype
+    torch.testing.assert_close(got.double(), torch.tensor(want, dtype=torch.float64), rtol=rtol, atol=0)
 
 
 # --- rotary -------------------------------------------------------------------
@@ -237,7 +239,7 @@ def test_several_arguments_mix_pairs_and_singles():
     assert all(isinstance(v, Pair) for v in (low, high, mad))
 
 
-OPERATORS = [operator.add, operator.sub, operator.mul, operator.truediv]
+OPERATORS = [getattr(operator, name) for name in "add sub mul truediv lt le gt ge".split()]
 
 
 @pytest.mark.parametrize("op", OPERATORS, ids=lambda op: op.__name__)
@@ -252,7 +254,7 @@ def test_pair_arithmetic(op, other):
         assert isinstance(got, Pair)
         for value, (left, right) in zip(got, lanes):
             want = op(torch.as_tensor(left).double(), torch.as_tensor(right).double())
-            torch.testing.assert_close(value.double(), want, rtol=1e-6, atol=0)
+            torch.testing.assert_close(value.double(), want.double(), rtol=1e-6, atol=0)
 
 
 def test_pack_negate_unpack():
@@ -265,8 +267,9 @@ def test_pack_negate_unpack():
 
 
 def test_numbers_outside_a_trace():
-    assert primitives.sigmoid(0).item() == 0.5
-    assert primitives.silu(1.0).item() == pytest.approx(1 / (1 + math.exp(-1)), rel=1e-7)
+    assert primitives.sigmoid(0) == 0.5
+    assert primitives.silu(1.0) == pytest.approx(1 / (1 + math.exp(-1)), rel=1e-15)
+    assert fma(2, 3.0, 1) == 7 and maximum(0.1, 0.2) == 0.2
 
 
 def test_own_primitive_has_its_cpu_meaning():
