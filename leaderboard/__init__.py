@@ -1,0 +1,1 @@
+"""Results, comparisons and reports."""
