@@ -202,7 +202,7 @@ class Program:
                 out[name] = cls(**{k: v for k, v in options.items() if k != "kind"})
             return out
 
-        def untraceable(acc):
+        def untraceable(acc, **operands):
             raise DeclarationError("this program was rebuilt from its declarations and has no function")
 
         untraceable.__name__ = description["name"]

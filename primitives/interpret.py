@@ -142,11 +142,14 @@ def _operand_tile(kind: Kind, value, acc_tile, box, tile, paired: bool, compute)
 def _spread(value, tile_m: int, tile_n: int, width: float, pairs: str | None) -> torch.Tensor:
     """A returned value as a dense ``(tile_m, tile_n * width)`` tensor."""
     if isinstance(value, Pair):
+        if pairs is None or width == 0.5 or (pairs == "tile" and width == 1):
+            per = "pair" if width == 0.5 else "element"
+            raise declare.DeclarationError(f"a store of one value per {per} got a pair; unpack() it first")
         half = tile_n if width == 2 else tile_n // 2
         lanes = [_dense(v, tile_m, half) for v in value]
-        if width == 0.5 or (pairs == "tile" and width == 1):
-            raise declare.DeclarationError("a store of one value per pair got a pair; unpack() it first")
         return torch.stack(lanes, dim=-1).reshape(tile_m, 2 * half)
+    if isinstance(value, tuple):
+        raise declare.DeclarationError("a store got a tuple; return one value, or pack(a, b) for a pair")
     if (pairs == "acc" and width == 1) or width == 2:
         raise declare.DeclarationError("a store of pairs got a single value; return pack(a, b)")
     return _dense(value, tile_m, int(tile_n * width))

@@ -38,8 +38,10 @@ def _tensor(*values: Any) -> bool:
     return any(isinstance(v, torch.Tensor) for v in values)
 
 
-def _as_tensor(v: Any) -> torch.Tensor:
-    return v if isinstance(v, torch.Tensor) else torch.tensor(float(v), dtype=torch.float64)
+def _tensors(*values: Any) -> list[torch.Tensor]:
+    """All values as tensors; constants take the dtype of the computation."""
+    dtype = next((v.dtype for v in values if isinstance(v, torch.Tensor)), torch.float32)
+    return [v if isinstance(v, torch.Tensor) else torch.tensor(float(v), dtype=dtype) for v in values]
 
 
 def _lanewise(cpu: Callable) -> Callable:
@@ -52,9 +54,9 @@ def _lanewise(cpu: Callable) -> Callable:
             lanes = [Pair.lanes(a) for a in args]
             return Pair(call(*(a for a, _ in lanes)), call(*(b for _, b in lanes)))
         if all(isinstance(a, (int, float)) for a in args):
-            return cpu(*(_as_tensor(a) for a in args)).item()  # a constant stays one in both worlds
+            return cpu(*(torch.tensor(float(a), dtype=torch.float64) for a in args)).item()  # a constant stays one in both worlds
         if _tensor(*args):
-            return cpu(*(_as_tensor(a) for a in args))
+            return cpu(*_tensors(*args))
         return getattr(_device(), name)(*args)
 
     return call
@@ -244,7 +246,14 @@ def maximum(a, b):
 @_lanewise
 def fma(a, b, c):
     """a * b + c with one rounding."""
-    return (a.double() * b.double() + c.double()).to(a.dtype)
+    product, c64 = a.double() * b.double(), c.double()  # the product of two fp32 is exact in fp64
+    total = product + c64
+    # rounding to fp64 and then to fp32 can round twice; round the fp64 sum to odd instead
+    moved = total - product
+    rest = (product - (total - moved)) + (c64 - moved)
+    even = (total.view(torch.int64) & 1) == 0
+    odd = torch.nextafter(total, torch.where(rest > 0, torch.inf, -torch.inf).to(total.dtype))
+    return torch.where((rest != 0) & even & total.isfinite(), odd, total).to(a.dtype)
 
 
 def where(condition: Any, a: Any, b: Any) -> Any:
@@ -255,7 +264,7 @@ def where(condition: Any, a: Any, b: Any) -> Any:
     if isinstance(condition, bool):
         return a if condition else b
     if isinstance(condition, torch.Tensor):
-        return torch.where(condition, _as_tensor(a), _as_tensor(b))
+        return torch.where(condition, *_tensors(a, b))
     return _device().where(condition, a, b)
 
 
@@ -299,7 +308,7 @@ def primitive(*, cpu: Callable) -> Callable[[Callable], Callable]:
                 lanes = [Pair.lanes(a) for a in args]
                 return Pair(call(*(a for a, _ in lanes)), call(*(b for _, b in lanes)))
             if _tensor(*args):
-                return cpu(*(_as_tensor(a) for a in args))
+                return cpu(*_tensors(*args))
             return device(*args)
 
         return call

@@ -39,6 +39,10 @@ def partial_shape(kind: Kind, m: int, n: int, tile_m: int, tile_n: int) -> tuple
 def finish(kind: Kind, partials: torch.Tensor) -> torch.Tensor:
     """Fold per-tile partials into the finished value (the finaliser, any device)."""
     if isinstance(kind, declare.OnlineLSEReduce):
+        if partials.is_cuda:
+            from .device.finish import logsumexp_rows
+
+            return logsumexp_rows(partials)
         return torch.logsumexp(partials, dim=-1)
     if isinstance(kind, declare.ColVecReduce | declare.RowVecReduce):
         axis = -1 if isinstance(kind, declare.ColVecReduce) else 0
@@ -57,11 +61,6 @@ class Traffic:
     @property
     def bytes(self) -> int:
         return sum(self.reads.values()) + sum(self.writes.values())
-
-    @property
-    def extra_bytes(self) -> int:
-        """Bytes beyond A, B and one D: what the epilogue's tensors add."""
-        return self.bytes - self.reads["A"] - self.reads["B"]
 
     def floor_us(self, flops_per_s: float, bytes_per_s: float) -> float:
         """Microseconds below which no kernel can be: max(compute, traffic) at measured rates."""

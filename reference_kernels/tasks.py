@@ -218,8 +218,9 @@ def load_suite(path: Path | None = None) -> Suite:
     path = Path(path) if path else DEFAULT_SUITE
     try:
         text = path.read_text()
-    except OSError as e:
-        raise SuiteError(f"cannot read suite {path}: {e.strerror or e}; give a file with --tasks FILE") from e
+    except (OSError, UnicodeDecodeError) as e:
+        reason = getattr(e, "strerror", None) or "not a text file"
+        raise SuiteError(f"cannot read suite {path}: {reason}; give a file with --tasks FILE") from e
     try:
         root = yaml.compose(text, Loader=yaml.SafeLoader)
         data = yaml.safe_load(text)
@@ -228,7 +229,11 @@ def load_suite(path: Path | None = None) -> Suite:
         line = mark.line + 1 if mark else 1
         raise SuiteError(f"{path}:{line}: not valid YAML: {getattr(e, 'problem', e)}") from e
     if not isinstance(data, dict) or not isinstance(data.get("tasks"), dict) or not data["tasks"]:
-        raise SuiteError(f"{path}:1: field 'tasks': a mapping of task name to task is needed")
+        where = _line(root, ("tasks",))
+        raise SuiteError(f"{path}:{where}: field 'tasks': a mapping of task name to task is needed")
+    defaults = data.get("defaults") or {}
+    if not isinstance(defaults, dict):
+        raise SuiteError(f"{path}:{_line(root, ('defaults',))}: field 'defaults': must be a mapping")
     if data.get("version") != 1:
         raise SuiteError(f"{path}:{_line(root, ('version',))}: field 'version': must be 1")
     unknown = set(data) - {"version", "defaults", "tasks"}
@@ -238,14 +243,18 @@ def load_suite(path: Path | None = None) -> Suite:
     tasks = {}
     for name, body in data["tasks"].items():
         if not isinstance(body, dict):
-            raise SuiteError(f"{path}:{_line(root, ('tasks', name))}: task '{name}': must be a mapping")
+            raise SuiteError(f"{path}:{_line(root, ('tasks', name))}: field 'tasks.{name}': must be a mapping")
+        if "name" in body:
+            where = _line(root, ("tasks", name, "name"))
+            raise SuiteError(f"{path}:{where}: field 'tasks.{name}.name': the key above is the name; remove this")
         try:
-            tasks[name] = Task(name=name, **{**(data.get("defaults") or {}), **body})
+            tasks[name] = Task(name=name, **{**defaults, **body})
         except ValidationError as e:
             first = e.errors()[0]
             loc = tuple(first["loc"])
-            where = _line(root, ("tasks", name, *loc))
-            dotted = ".".join(str(p) for p in ("tasks", name, *loc))
+            inherited = bool(loc) and loc[0] in defaults and loc[0] not in body
+            keys = ("defaults", *loc) if inherited else ("tasks", name, *loc)
+            where, dotted = _line(root, keys), ".".join(str(p) for p in keys)
             reason = first["msg"].removeprefix("Value error, ")
             raise SuiteError(f"{path}:{where}: field '{dotted}': {reason}") from e
     return Suite(path=path, tasks=tasks)

@@ -615,13 +615,6 @@ def test_traffic_by_hand(declared, reads, writes):
     assert t.bytes == 128384 + sum(reads.values()) + sum(writes.values())
 
 
-def test_extra_bytes_are_beyond_a_b_and_one_d():
-    plain = {"y": (TileStore(), BF16)}
-    assert traffic_of(plain, 200, 272, 136).extra_bytes == 0
-    assert traffic_of({**plain, "rstd": (ColVecLoad(), FP32)}, 200, 272, 136).extra_bytes == 800
-    assert traffic_of(RESIDUAL_NORM, 200, 272, 136).extra_bytes == 108800 + 544 + 108800 + 800
-
-
 def test_floor_is_the_larger_of_compute_and_traffic():
     t = traffic_of(RESIDUAL_NORM, 200, 272, 136)
     assert t.bytes == 456128

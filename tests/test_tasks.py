@@ -210,6 +210,7 @@ BAD = {
         line_of("summary: plain") + 1, "tasks.other.paper", "less than or equal to 10",
     ),
     "task name": (swap("  other:", "  Other-1:"), line_of("  other:"), "tasks.Other-1.name", "pattern"),
+    "task name is a number": (swap("  other:", "  7:"), line_of("  other:"), "tasks.7.name", "valid string"),
     "task is not a mapping": (
         swap("  scale:", "  third: [1, 2]\n  scale:"), SCALE, "tasks?.*third", "must be a mapping",
     ),

@@ -103,9 +103,13 @@ class Session:
         for m in measured:
             self._numerics(task, m)
         good = [m for m in measured if m.passed]
-        for shape in shapes or task.timed:
-            if good:
-                self._time(task, good, tuple(shape), baselines)
+        expert = Measurement(name, EXPERT_AUTHOR, "")
+        sizes = [tuple(s) for s in shapes or task.timed] if good else []
+        winners = {shape: self._tune(task, shape, self._subjects(task, good, expert)) for shape in sizes}
+        self.worker.close()  # winners are measured again in a fresh process, with fresh inputs
+        for shape, chosen in winners.items():
+            if any(m is not expert for m, _, _ in chosen.values()):
+                self._final(task, shape, chosen, expert, baselines)
         for m in good:
             if m.rows:
                 best = max(m.rows, key=lambda r: r["share_of_floor"])
@@ -171,20 +175,20 @@ class Session:
             suite=self.bundle.suite,
         )  # fmt: skip
 
-    def _time(self, task: Task, measured: list[Measurement], shape, baselines: tuple[str, ...]) -> None:
-        expert = Measurement(task.name, EXPERT_AUTHOR, "")
-        subjects: dict[str, tuple[Measurement, str, Artefact]] = {}
+    def _subjects(self, task: Task, measured: list[Measurement], expert: Measurement) -> dict:
+        """Everything to tune: subject name -> (owner, manifest path, artefact)."""
+        subjects = {}
         for m in measured:
             for path, a in self._artefacts(m, "bf16"):
                 subjects[f"{m.author}|{a.source_sha256[:8]}|{a.config_key}"] = (m, path, a)
         for path, a in self.bundle.artefacts:
             if a.task == task.name and a.author == EXPERT_AUTHOR:
                 subjects[f"{EXPERT_AUTHOR}||{a.config_key}"] = (expert, path, a)
-        winners = self._tune(task, shape, subjects)
-        if not any(m is not expert for m, _, _ in winners.values()):
-            return
+        return subjects
+
+    def _final(self, task: Task, shape, winners: dict, expert: Measurement, baselines: tuple[str, ...]) -> None:
+        """Time the winners against the bare GEMM, the expert and the baselines."""
         self.progress(f"{task.name} {shape[0]}x{shape[1]}x{shape[2]} final timing")
-        self.worker.close()  # winners are measured again in a fresh process with fresh inputs
         facts = self._open(task, shape, self.seed + random.randrange(1 << 20))
         kept = {}
         for name, (m, path, a) in winners.items():
@@ -227,10 +231,11 @@ class Session:
             return {}
         result = self._guarded("run", rounds=TUNE_ROUNDS)
         medians = result.get("median_us", {})
-        winners = {}
-        for name in added:
+        total = {n: medians.get(f"{n}+finish", medians[n]) for n in added if n in medians}
+        winners: dict[int, str] = {}
+        for name in total:
             owner = id(subjects[name][0])
-            if name in medians and (owner not in winners or medians[name] < medians[winners[owner]]):
+            if owner not in winners or total[name] < total[winners[owner]]:
                 winners[owner] = name
         return {n: subjects[n] for n in winners.values()}
 

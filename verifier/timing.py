@@ -28,6 +28,8 @@ L2_FACTOR = 3  # operand sets together exceed this many times the L2 cache
 MAX_SETS = 12
 MIN_GRAPH_US = 1500.0  # one replay lasts at least this long, so events resolve it
 WARMUP_SECONDS = 0.5
+MATMUL_SIZES = (4096, 6144, 8192)
+COPY_BYTES = 2 << 30
 BASELINES = ("gemm", "torch.compile", "torch.compile:max-autotune")
 
 
@@ -94,21 +96,24 @@ def _replay_us(graph: torch.cuda.CUDAGraph) -> float:
 
 
 def ceilings() -> dict:
-    """Measured rates that make the floor: bf16 matmul FLOP/s (8192^3, random data) and copy bytes/s."""
-    n = 8192
-    a, b = (torch.randn(n, n, device="cuda", dtype=torch.bfloat16) for _ in range(2))
-    out = torch.empty(n, n, device="cuda", dtype=torch.bfloat16)
-    mm = _graph([lambda: torch.mm(a, b, out=out)] * 4)
-    src = torch.empty(1 << 30, device="cuda", dtype=torch.float32).normal_()
+    """Measured rates that make the floor: bf16 matmul FLOP/s (random data) and copy bytes/s."""
+    best_flops = 0.0
+    for n in MATMUL_SIZES:
+        a, b = (torch.randn(n, n, device="cuda", dtype=torch.bfloat16) for _ in range(2))
+        out = torch.empty(n, n, device="cuda", dtype=torch.bfloat16)
+        graph = _graph([lambda: torch.mm(a, b, out=out)])
+        for _ in range(5):
+            time.sleep(0.1)  # a short burst runs above the power cap's steady clock: the optimistic bound
+            us = min(_replay_us(graph) for _ in range(4))
+            best_flops = max(best_flops, 2 * n**3 / (us * 1e-6))
+    src = torch.empty(COPY_BYTES // 4, device="cuda", dtype=torch.float32).normal_()
     dst = torch.empty_like(src)
-    copy = _graph([lambda: dst.copy_(src)] * 2)
-    warm(mm)
-    mm_us = min(_replay_us(mm) / 4 for _ in range(10))
-    copy_us = min(_replay_us(copy) / 2 for _ in range(10))
+    copies = [_graph([lambda: torch.mul(src, 1.0, out=dst)]), _graph([lambda: dst.copy_(src)])]
+    copy_us = min(_replay_us(graph) for graph in copies for _ in range(10))
     return {
-        "matmul_flops": 2 * n**3 / (mm_us * 1e-6),
-        "copy_bytes": 2 * src.numel() * 4 / (copy_us * 1e-6),
-        "command": f"torch.mm bf16 {n}^3 and a 4 GiB device copy, best of 10 graph replays",
+        "matmul_flops": best_flops,
+        "copy_bytes": 2 * COPY_BYTES / (copy_us * 1e-6),
+        "how": f"torch.mm bf16 {MATMUL_SIZES} cubed in short bursts; device copy of {COPY_BYTES >> 30} GiB; best replay",
     }
 
 
@@ -187,20 +192,35 @@ class Bench:
             return {"passed": True, "reason": ""}
         mode = name.partition(":")[2]
         options = {"mode": "max-autotune-no-cudagraphs"} if mode == "max-autotune" else {}
-        torch._dynamo.reset()
-        written = references.TIMED.get(self.task.name, self.reference)
-        compiled = torch.compile(_pytorch(self.task, written, self.dtype), dynamic=False, fullgraph=True, **options)
-        reason = ""
-        got = compiled(self.sets[0][0], self.sets[0][1], self.sets[0][2])
+        best, reasons = None, []
+        for written in references.spellings(self.task.name, self.reference):
+            torch._dynamo.reset()
+            model = _pytorch(self.task, written, self.dtype)
+            compiled = torch.compile(model, dynamic=False, fullgraph=True, **options)
+            problem = self._gross_error(compiled(*self.sets[0]))
+            if problem:
+                reasons.append(f"{name}: {problem}")
+                continue
+            self._capture(name, [(lambda s=s, c=compiled: self.keep.append(c(*s))) for s in self.sets])
+            graph, calls = self.graphs.pop(name)
+            warm(graph)
+            us = statistics.median(_replay_us(graph) for _ in range(5)) / calls
+            if best is None or us < best[0]:
+                best = (us, graph, calls)
+        if best is None:
+            return {"passed": False, "reason": "; ".join(reasons)}
+        self.graphs[name] = best[1:]
+        return {"passed": True, "reason": ""}
+
+    def _gross_error(self, got: dict) -> str:
+        """An honest baseline rounds the GEMM to 16 bits first, so only gross errors count."""
+        limit = 0.5 if self.task.name in references.APPROXIMATE_BASELINE else 0.05
         truth = self._truth(0)
-        for out_name in self.task.outputs:
-            # an honest baseline rounds the GEMM to 16 bits first, which costs accuracy: only gross errors count
-            error = (got[out_name].double() - truth.exact[out_name]).norm() / truth.exact[out_name].norm()
-            if not float(error) < (0.5 if self.task.name in references.TIMED else 0.05):
-                reason = f"{name}: {out_name} is off by {float(error):.3g} (relative)"
-        calls = [(lambda s=s: self.keep.append(compiled(*s))) for s in self.sets]
-        self._capture(name, calls)
-        return {"passed": not reason, "reason": reason}
+        for out in self.task.outputs:
+            error = float((got[out].double() - truth.exact[out]).norm() / truth.exact[out].norm())
+            if not error < limit:
+                return f"{out} is off by {error:.3g} (relative)"
+        return ""
 
     def run(self, rounds: int, only: list[str] | None = None) -> dict:
         """Interleaved timing of the captured subjects; verifies the timed outputs afterwards.

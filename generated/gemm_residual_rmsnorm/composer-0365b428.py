@@ -1,0 +1,19 @@
+"""GEMM + residual + RMSNorm statistic; the norm's row scale is deferred.
+
+h = A B + residual;  sumsq[m] = sum_n h^2;  y = h * weight      (rstd = rsqrt(sumsq / N + eps))
+"""
+
+from primitives import ColVecReduce, epilogue, RowVecLoad, TileLoad, TileStore
+
+
+@epilogue(
+    residual=TileLoad(),
+    weight=RowVecLoad(),
+    h=TileStore(),
+    sumsq=ColVecReduce(product=True),
+    y=TileStore(),
+)
+def gemm_residual_rmsnorm(acc, residual, weight):
+    h = acc + residual
+    y = h * weight
+    return {"h": h, "sumsq": (h, h), "y": y}

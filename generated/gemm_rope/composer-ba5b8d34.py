@@ -1,0 +1,16 @@
+"""GEMM + RoPE, pre-rotation values kept.
+
+d = A B
+o[2i]   =  d[2i] cos + d[2i+1] sin        (rotation by -theta)
+o[2i+1] = -d[2i] sin + d[2i+1] cos        cos, sin = cos_sin[2i], cos_sin[2i+1]
+"""
+
+from primitives import epilogue, pack, TileLoad, TileStore, unpack
+
+
+@epilogue(cos_sin=TileLoad(), d=TileStore(), o=TileStore(), pairs="acc")
+def gemm_rope(acc, cos_sin):
+    x, y = unpack(acc)
+    cos, sin = unpack(cos_sin)
+    o = pack(x * cos + y * sin, y * cos - x * sin)
+    return {"d": acc, "o": o}

@@ -1,0 +1,14 @@
+"""GEMM + SwiGLU, pre-activation kept for the backward.
+
+z = A B;  (g, u) = (z[2j], z[2j+1])
+y[j] = silu(g) u
+"""
+
+from primitives import epilogue, silu, TileStore, unpack
+
+
+@epilogue(z=TileStore(), y=TileStore(width=1 / 2), pairs="acc")
+def gemm_swiglu(acc):
+    gate, up = unpack(acc)
+    y = silu(gate) * up
+    return {"z": acc, "y": y}
