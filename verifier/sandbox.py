@@ -1,8 +1,10 @@
 """The box in which candidate Python runs: no network, read-only files, empty environment.
 
 Built on bubblewrap (https://github.com/containers/bubblewrap), which sets up the
-namespaces. Without it candidates still run in a separate process with limits,
-and every passport and ``coda-agent doctor`` say that isolation is degraded.
+namespaces of the worker, and on Landlock (package ``landlock``), which narrows each
+job to its own scratch directory, so that candidates cannot see each other. Without
+them candidates still run in a separate process with limits, and every passport and
+``coda-agent doctor`` say that isolation is degraded.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ import sysconfig
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-FULL, DEGRADED = "bubblewrap", "process limits only"
+FULL, NO_LANDLOCK, DEGRADED = "bubblewrap+landlock", "bubblewrap, jobs not separated", "process limits only"
 
 
 @functools.lru_cache(maxsize=1)
@@ -34,9 +36,38 @@ def level() -> tuple[str, str]:
         return DEGRADED, f"bubblewrap does not run here: {e}"
     if done.returncode:
         return DEGRADED, f"bubblewrap cannot make namespaces here: {done.stderr.strip()[:200]}"
+    try:
+        import landlock
+
+        landlock.landlock_abi_version()
+    except ImportError:
+        return NO_LANDLOCK, "pip install landlock==1.0.0.dev5"
+    except OSError as e:  # the kernel was built without it
+        return NO_LANDLOCK, f"Landlock is not available in this kernel: {e}"
     return FULL, ""
 
 
+def confine(directory: Path) -> None:
+    """Narrow this process to reading what the worker may read and writing ``directory`` only."""
+    if level_in_worker() != FULL:
+        return
+    from landlock import FSAccess, Ruleset
+
+    read = FSAccess.READ_FILE | FSAccess.READ_DIR | FSAccess.EXECUTE
+    rules = Ruleset()
+    for path in (*_readable(), "/proc", "/dev"):
+        rules.allow(path, rules=read if os.path.isdir(path) else FSAccess.READ_FILE | FSAccess.EXECUTE)
+    rules.allow("/dev/null", rules=FSAccess.READ_FILE | FSAccess.WRITE_FILE)
+    rules.allow(directory, rules=FSAccess.all())
+    rules.apply()
+
+
+def level_in_worker() -> str:
+    """The level that the parent established, told to the worker through its environment."""
+    return os.environ.get(_LEVEL, DEGRADED)
+
+
+_LEVEL = "CODA_AGENT_ISOLATION"
 # What a candidate must not see: references, tolerances, other candidates.
 _HIDDEN = ("reference_kernels", "leaderboard", "generated", "agent", "tests", "tasks.yaml")
 _WORKER_FILES = ("verifier/__init__.py", "verifier/sandbox.py", "verifier/worker.py")
@@ -67,6 +98,7 @@ def environment() -> dict[str, str]:
         "QUACK_ARCH": "90",
         "QUACK_CACHE_ENABLED": "0",
         "CUTE_DSL_DISABLE_FILE_CACHING": "1",
+        _LEVEL: level()[0],
         "OMP_NUM_THREADS": "1",
         "MKL_NUM_THREADS": "1",
     }
@@ -74,7 +106,7 @@ def environment() -> dict[str, str]:
 
 def boxed(command: list[str], scratch: Path) -> list[str]:
     """``command`` wrapped so that only ``scratch`` and a private /tmp are writable."""
-    if level()[0] != FULL:
+    if level()[0] == DEGRADED:
         return command
     readable = _readable()
     binds = [arg for path in readable for arg in ("--ro-bind", path, path)]

@@ -14,12 +14,13 @@ import os
 import selectors
 import signal
 import sys
+import tempfile
 import time
 import traceback
 from collections import deque
 from pathlib import Path
 
-from verifier.sandbox import limit_job
+from verifier.sandbox import confine, limit_job
 
 EXPORTS = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32", "int32": "int32"}
 _MAX_ERROR = 2000  # characters of an error message that travel back
@@ -114,7 +115,10 @@ def _run_child(job: dict, write_fd: int) -> None:
     os.dup2(log, 1)
     os.dup2(log, 2)
     try:
+        os.environ["TMPDIR"] = tempfile.tempdir = job["dir"]
+        os.chdir(job["dir"])
         limit_job(job["cpu_seconds"], job["memory_bytes"])
+        confine(Path(job["dir"]))
         answer = {"ok": True, "result": KINDS[job["kind"]](job)}
     except BaseException as e:  # the boundary: whatever a candidate does becomes data
         answer = {"ok": False, "error": _error(e, job["dir"])}
