@@ -103,11 +103,14 @@ def measure_bundle(
     measured: list[Measurement] = []
     with GpuWorker() as worker:
         session = Session(worker, bundle, progress)
-        for name in tasks or list(bundle.tasks):
+        chosen = tasks or list(bundle.tasks)
+        resolution = session.resolution(chosen[0])
+        for name in chosen:
             for m in session.measure_task(name, baselines, shapes):
                 measured.append(m)
                 keep_measurement(m, session, bundle.content, library)
-    facts = {"session": session.id, "device": session.device, "ceilings": session.ceilings, "seed": session.seed}
+    facts = {"session": session.id, "device": session.device, "ceilings": session.ceilings, "seed": session.seed,
+             "a_a": resolution}
     return facts, measured
 
 

@@ -24,36 +24,71 @@ from .tasks import SuiteError, Task
 Tensors = dict[str, Tensor]
 
 
+STYLES = ("normal", "integers", "tiny", "large", "shifted", "row_scaled", "outliers", "one_hot", "nan")
+
+
 def make_inputs(
     task: Task,
     shape: tuple[int, int, int],
     act: torch.dtype,
     seed: int,
     device: str = "cpu",
-    scale: float = 1.0,
-    integers: bool = False,
+    style: str = "normal",
 ) -> tuple[Tensor, Tensor, Tensors]:
     """A ``(M, K)``, B ``(K, N)`` (a transposed view when the task stores ``(N, K)``) and operands.
 
-    A ~ N(0, 1) * scale, B ~ N(0, 1/K), other operands by the task's ``fill``
-    (the paper's test distributions). ``integers`` draws small whole numbers
-    instead, for which fp32 accumulation is exact.
+    ``normal`` is the paper's test distribution: A ~ N(0, 1), B ~ N(0, 1/K), other
+    operands by the task's ``fill``. The other styles change A and the matrix and vector
+    operands filled with normal numbers:
+
+    * ``integers``: small whole numbers, for which fp32 accumulation is exact
+    * ``tiny``: scaled by 0.02 (absolute tolerances must not hide errors)
+    * ``large``: scaled by 8 (saturating activations, large statistics)
+    * ``shifted``: mean 1 (sums that are near zero otherwise)
+    * ``row_scaled``: rows scaled by powers of two from 2^-6 to 2^6
+    * ``outliers``: one element in a hundred is 30 times larger
+    * ``one_hot``: one 1 per row of A, so each output row is a row of B
+    * ``nan``: one NaN in A; the same row of every output must be NaN, no other
     """
+    if style not in STYLES:
+        raise ValueError(f"no input style {style!r}; there are {STYLES}")
     m, n, k = shape
     gen = torch.Generator(device=device).manual_seed(seed)
+    integers = style == "integers"
 
     def normal(*size: int) -> Tensor:
         if integers:
             return torch.randint(-2, 3, size, generator=gen, device=device).float()
         return torch.randn(size, generator=gen, device=device)
 
-    a = (normal(m, k) * (1.0 if integers else scale)).to(act)
+    def styled(t: Tensor) -> Tensor:
+        if style == "tiny":
+            return t * 0.02
+        if style == "large":
+            return t * 8.0
+        if style == "shifted":
+            return t + 1.0
+        if style == "row_scaled" and t.ndim == 2:
+            return t * 2.0 ** torch.randint(-6, 7, (t.shape[0], 1), generator=gen, device=device)
+        if style == "outliers":
+            return t * torch.where(torch.rand(t.shape, generator=gen, device=device) < 0.01, 30.0, 1.0)
+        return t
+
+    a = styled(normal(m, k))
+    if style == "one_hot":
+        a = torch.nn.functional.one_hot(torch.randint(0, k, (m,), generator=gen, device=device), k).float()
+    if style == "nan":
+        a[m // 2, k // 2] = torch.nan
+    a = a.to(act)
     b = normal(*((k, n) if task.b == "kn" else (n, k)))
-    b = (b if integers else b / math.sqrt(k)).to(act)
+    b = (b if integers or style == "one_hot" else b / math.sqrt(k)).to(act)
     operands: Tensors = {}
     for name, spec in task.operands.items():
         size = shape_of(spec.declared, m, n)
-        operands[name] = _fill(spec.fill, size, a, n, normal, gen, integers).to(spec.torch_dtype(act))
+        value = _fill(spec.fill, size, a, n, normal, gen, integers)
+        if spec.fill == "normal" and not integers:
+            value = styled(value)
+        operands[name] = value.to(spec.torch_dtype(act))
     return a, (b if task.b == "kn" else b.mT), operands
 
 
@@ -62,7 +97,7 @@ def _fill(fill: str, size, a: Tensor, n: int, normal, gen, integers: bool) -> Te
     if fill == "rstd":
         if integers:  # powers of two keep products exact
             return 2.0 ** torch.randint(-1, 2, size, generator=gen, device=device)
-        return torch.rsqrt(a.float().square().mean(-1) + 1e-6)
+        return torch.rsqrt(a.float().nan_to_num(1.0).square().mean(-1) + 1e-6)
     if fill == "target":
         return torch.randint(0, n, size, generator=gen, device=device)
     if fill == "position":
@@ -144,7 +179,7 @@ def truth_of(
     low = {n: t.to(task.outputs[n].torch_dtype(act)) for n, t in same.items()}
     wide = [n for n in task.outputs if low[n].dtype == torch.float32]
     noise = dict.fromkeys(wide, 0.0)
-    spread = exact_acc.square().mean().sqrt() * _ACCUMULATION
+    spread = exact_acc.nan_to_num(0.0, 0.0, 0.0).square().mean().sqrt() * _ACCUMULATION
     gen = torch.Generator(device=a.device).manual_seed(0)
     for _ in range(_DRAWS if wide else 0):
         jitter = torch.randn(exact_acc.shape, generator=gen, device=a.device, dtype=torch.float64)

@@ -62,7 +62,7 @@ class Worker:
         first = buffers.finished()
         findings = []
         for name in buffers.outputs:
-            findings.append(judge_output(task, name, first[name], self.truth, command["integers"]).as_dict())
+            findings.append(judge_output(task, name, first[name], self.truth, command["style"] == "integers").as_dict())
         problem = None
         raw = {n: t.clone() for n, t in buffers.outputs.items()}
         buffers.poison()
@@ -101,11 +101,11 @@ class Worker:
     def _inputs(self, task: Task, command: dict):
         """Inputs of the command and their truth, kept while the same inputs are asked for again."""
         shape, act, seed = tuple(command["shape"]), command["act"], command["seed"]
-        key = (task.name, shape, act, seed, command["integers"])
+        key = (task.name, shape, act, seed, command["style"])
         if key != self.truth_key:
             self.truth_key = self.truth = None
             dtype = ACT_DTYPES[act]
-            self.inputs = make_inputs(task, shape, dtype, seed, "cuda", integers=command["integers"])
+            self.inputs = make_inputs(task, shape, dtype, seed, "cuda", style=command["style"])
             self.truth = truth_of(task, self._reference(task, command.get("suite")), *self.inputs, dtype)
             self.truth_key = key
         return self.inputs

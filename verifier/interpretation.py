@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 
 from reference_kernels.tasks import ACT_DTYPES, Task
-from reference_kernels.truth import make_inputs, reference_of, truth_of
+from reference_kernels.truth import STYLES, make_inputs, reference_of, truth_of
 
 from .numerics import judge_output
 from .pool import Answer
@@ -19,13 +19,29 @@ EDGE_TILE = (64, 192)  # a second tile shape: results must not depend on the til
 
 
 def cases(task: Task, act: str, seed: int) -> list[dict]:
-    """Inputs to interpret: every ragged shape, a square one, another tile shape, whole numbers."""
-    plan = [(shape, (128, 128), False) for shape in (*task.ragged, SQUARE)]
-    plan += [(task.ragged[0], EDGE_TILE, False), (task.ragged[0], (128, 128), True)]
+    """Inputs to interpret, each ``{"a", "b", "operands", "tile", "style"}``.
+
+    Every ragged shape, a square one and another tile shape with the paper's
+    distribution; every other distribution on one ragged shape; and each operand
+    changed alone, so that nothing may ignore it.
+    """
+    dtype, tile, small = ACT_DTYPES[act], (128, 128), task.ragged[min(1, len(task.ragged) - 1)]
+    plan = [(shape, tile, "normal") for shape in (*task.ragged, SQUARE)]
+    plan += [(task.ragged[0], EDGE_TILE, "normal"), (task.ragged[0], tile, "integers")]
+    plan += [(small, tile, style) for style in STYLES if style not in ("normal", "integers")]
     out = []
-    for i, (shape, tile, integers) in enumerate(plan):
-        a, b, operands = make_inputs(task, shape, ACT_DTYPES[act], seed + i, integers=integers)
-        out.append({"a": a, "b": b, "operands": operands, "tile": list(tile), "integers": integers})
+    for i, (shape, case_tile, style) in enumerate(plan):
+        a, b, operands = make_inputs(task, shape, dtype, seed + i, style=style)
+        out.append({"a": a, "b": b, "operands": operands, "tile": list(case_tile), "style": style})
+    a, b, operands = make_inputs(task, small, dtype, seed)
+    other = make_inputs(task, small, dtype, seed + len(plan))
+    for name in ("a", "b", *operands):
+        changed = {"a": a, "b": b, "operands": dict(operands), "tile": list(tile), "style": f"only {name} changed"}
+        if name in ("a", "b"):
+            changed[name] = other[0] if name == "a" else other[1]
+        else:
+            changed["operands"][name] = other[2][name]
+        out.append(changed)
     return out
 
 
@@ -58,13 +74,15 @@ def judge_interpretation(
         a, b, operands = case["a"], case["b"], case["operands"]
         truth = truth_of(task, reference, a, b, operands, dtype)
         for name in task.outputs:
-            finding = judge_output(task, name, got[name], truth, case["integers"])
+            finding = judge_output(task, name, got[name], truth, case["style"] == "integers")
             exact = finding.reason.endswith("bit-exact")
             shape = [a.shape[0], b.shape[1], a.shape[1]]
             if not finding.passed:
                 where = f"M={shape[0]} N={shape[1]} K={shape[2]} {act} tile {case['tile']}"
-                kind = ", whole-number inputs" if case["integers"] else ""
-                return verdict(False, f"{finding.reason} [{where}{kind}]", finding=finding.as_dict(), shape=shape)
+                kind = "" if case["style"] == "normal" else f", inputs: {case['style']}"
+                return verdict(
+                    False, f"{finding.reason} [{where}{kind}]", finding=finding.as_dict(), shape=shape, style=case["style"]
+                )
             if not exact and finding.relative_error >= worst.get(name, {}).get("relative_error", -1.0):
                 worst[name] = {**finding.as_dict(), "shape": shape}
     return verdict(True, f"{len(inputs)} cases in {act} match the fp64 reference", worst=worst)

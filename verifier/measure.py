@@ -16,13 +16,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from reference_kernels.tasks import Task
+from reference_kernels.truth import STYLES
 
 from .bundle import EXPERT_AUTHOR, FORMAT
 from .gpu import CommandFailed, GpuWorker, WorkerLost
 from .manifest import Artefact
 from .verdict import HarnessError, Verdict
 
-TUNE_ROUNDS, FINAL_ROUNDS = 8, 40
+TUNE_ROUNDS, FINAL_ROUNDS, AA_ROUNDS = 8, 40, 60
+AA_SHAPE = (4096, 4096, 4096)
+MIN_EFFECT = 1.02  # a win is declared only when the lower bound of the ratio exceeds this
+CLOCKS_AGREE = (0.9, 1.1)  # wall clock of a batch over CUDA events, per call
+IMPOSSIBLE = 1.05  # share of the floor above which a time is quarantined instead of believed
 COMMAND_SECONDS, COMPILE_SECONDS = 90.0, 300.0
 
 
@@ -95,6 +100,21 @@ class Session:
         self.device = worker.call("hello")
         self.ceilings = worker.call("ceilings")
 
+    def resolution(self, name: str, shape: tuple[int, int, int] = AA_SHAPE) -> dict:
+        """A/A test: one artefact timed as two subjects; how far from 1 a ratio can be by chance."""
+        task = self.bundle.tasks[name]
+        path = next(p for p, a in self.bundle.artefacts if a.task == name and a.act == "bf16" and a.author != EXPERT_AUTHOR)
+        self.progress(f"A/A test on {name} {shape[0]}x{shape[1]}x{shape[2]}")
+        self._open(task, shape, self.seed)
+        for subject in ("A1", "A2"):
+            if not self._guarded("add", subject=subject, manifest=path)["passed"]:
+                return {}
+        result = self._guarded("run", rounds=AA_ROUNDS)
+        if "times_us" not in result:
+            return {}
+        found = ratio(result["times_us"]["A1"], result["times_us"]["A2"])
+        return {"task": name, "shape": list(shape), **found, "rounds": AA_ROUNDS, "wall_over_events": result["wall_over_events"]}
+
     def measure_task(self, name: str, baselines: tuple[str, ...], shapes: list | None = None) -> list[Measurement]:
         """Measure every kernel of the bundle for one task, together with the expert and the baselines."""
         task = self.bundle.tasks[name]
@@ -138,15 +158,16 @@ class Session:
                 m.verdicts.append(Verdict(stage="numerics", passed=False, reason=f"nothing compiled in {act}"))
                 return
             path, artefact = found[0]
-            plan = [(s, i) for s in (*task.ragged, (256, 256, 256)) for i in (False, True)] + [(task.timed[0], False)]
+            plan = [(s, style) for s in (*task.ragged, (256, 256, 256)) for style in ("normal", "integers")]
+            plan += [(task.timed[0], "normal"), *((task.ragged[0], style) for style in STYLES[2:])]
             self.progress(f"{task.name} {m.author} numerics {act}")
-            for shape, integers in plan:
+            for shape, style in plan:
                 answer = self._guarded(
                     "numerics", manifest=path, task=task.model_dump(mode="json"), shape=shape, act=act,
-                    seed=self.seed, integers=integers, suite=self.bundle.suite,
+                    seed=self.seed, style=style, suite=self.bundle.suite,
                 )  # fmt: skip
                 if not answer["passed"]:
-                    where = f"M={shape[0]} N={shape[1]} K={shape[2]} {act} {artefact.config_key}"
+                    where = f"M={shape[0]} N={shape[1]} K={shape[2]} {act} {artefact.config_key}, inputs: {style}"
                     m.verdicts.append(
                         Verdict(stage="numerics", passed=False, reason=f"{answer['reason']} [{where}]", evidence=answer)
                     )
@@ -207,10 +228,12 @@ class Session:
         for name, (m, a) in kept.items():
             if m is expert:
                 continue
-            if name in result["wrong"]:
-                m.rejected.append({"config": a.config_key, "shape": list(shape), "reason": result["wrong"][name]})
-                continue
-            m.rows.append(self._row(task, shape, name, a, kept, expert, result, facts))
+            row = self._row(task, shape, name, a, kept, expert, result, facts)
+            problem = result["wrong"].get(name) or self._implausible(row)
+            if problem:
+                m.rejected.append({"config": a.config_key, "shape": list(shape), "reason": problem})
+            else:
+                m.rows.append(row)
 
     def _tune(self, task: Task, shape, subjects: dict) -> dict:
         """The fastest correct configuration of each kernel at this shape."""
@@ -238,6 +261,15 @@ class Session:
             if owner not in winners or total[name] < total[winners[owner]]:
                 winners[owner] = name
         return {n: subjects[n] for n in winners.values()}
+
+    def _implausible(self, row: dict) -> str:
+        """Why a time is not believed, or an empty string."""
+        if row["share_of_floor"] > IMPOSSIBLE:
+            return f"{row['kernel_us']:.1f} us is below the floor of {row['floor_us']:.1f} us: quarantined"
+        low, high = CLOCKS_AGREE
+        if not low <= row["wall_over_events"] <= high:
+            return f"wall clock and CUDA events disagree by a factor of {row['wall_over_events']:.2f}: quarantined"
+        return ""
 
     def _row(self, task, shape, name, artefact, kept, expert, result, facts) -> dict:
         times, medians = result["times_us"], result["median_us"]
@@ -270,6 +302,8 @@ class Session:
             "baseline_us": {n: medians[n] for n in times if n.startswith("torch.compile")},
             "expert_us": medians.get(expert_name) if expert_name else None,
             "ratios": ratios,
+            "wins": {n: r["low"] > MIN_EFFECT for n, r in ratios.items()},
+            "wall_over_events": result["wall_over_events"][name],
             "rounds": len(times[name]),
             "session": self.id,
             "receipt": result["receipt"],

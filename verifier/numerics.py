@@ -1,11 +1,12 @@
 """Numerics: is an output right? Runs on any device, knows no kernel.
 
 Each output is compared with the fp64 truth and scaled by the error that the
-same-precision PyTorch reference makes on the same inputs. Two rules, for the
-whole tensor and for every tile:
+same-precision PyTorch reference makes on the same inputs. The first two
+rules hold for the whole tensor and for every tile:
 
 * max error  <= max_ratio  * reference's max error  + 1e-6  (the rule of arXiv 2605.19269)
 * mean error <= mean_ratio * reference's mean error
+* errors of 16-bit outputs do not lean toward or away from zero
 
 A tile can be so small that the reference happens to be exact on it, so the
 reference error counts as at least the error of one correct rounding of the
@@ -22,6 +23,8 @@ from torch import Tensor
 
 ABSOLUTE_SLACK = 1e-6
 TILE = 128
+# rounding to nearest leaves errors without a side; a scale error below one ulp or truncation shows here
+MAX_BIAS, MIN_FOR_BIAS = 0.3, 4096
 # half a unit in the last place, relative; fp32 allows a few rounded additions
 _ROUNDING = {torch.bfloat16: 2.0**-9, torch.float16: 2.0**-12, torch.float32: 2.0**-22}
 
@@ -38,7 +41,7 @@ class Finding:
     mean_error: float = float("nan")
     reference_mean_error: float = float("nan")
     relative_error: float = float("nan")  # Frobenius norm of the error over that of the truth
-    bias: float = float("nan")  # signed mean error over mean absolute error, in [-1, 1]
+    bias: float = float("nan")  # mean error away from zero over mean absolute error, in [-1, 1]
 
     def as_dict(self) -> dict:
         return dict(vars(self))
@@ -91,7 +94,8 @@ def judge(
     base = torch.where(odd, zero, (reference.double() - t).abs())
     size = torch.where(odd, zero, t.abs())
     unit = _ROUNDING[got.dtype]
-    signed = torch.where(odd, zero, g - t)
+    outward = torch.where(odd, zero, (g - t) * t.sign())
+    low_outward = torch.where(odd, zero, (reference.double() - t) * t.sign())
     mean_err = float(err.mean())
     finding = Finding(
         name,
@@ -102,13 +106,15 @@ def judge(
         mean_err,
         float(base.mean()),
         float(err.norm() / size.norm().clamp_min(1e-300)),
-        float(signed.mean()) / mean_err if mean_err > 0 else 0.0,
+        float(outward.mean()) / mean_err if mean_err > 0 else 0.0,
     )
     # a maximum over Gaussian errors reaches 3 to 4 rms, their mean is 0.8 rms
     max_floor, mean_floor = max(unit * float(size.max()), 4 * noise), max(0.3 * unit * float(size.mean()), 2 * noise)
     max_bound = max_ratio * max(finding.reference_max_error, max_floor) + ABSOLUTE_SLACK
     mean_bound = mean_ratio * max(finding.reference_mean_error, mean_floor)
     tiles = _tile_bounds(err, base, size, unit, max_ratio, mean_ratio, noise)
+    usual_bias = abs(float(low_outward.mean())) / finding.reference_mean_error if finding.reference_mean_error > 0 else 1.0
+    biased = got.numel() >= MIN_FOR_BIAS and got.dtype != torch.float32 and abs(finding.bias) > usual_bias + MAX_BIAS
     problem = None
     if not finding.max_error <= max_bound:
         problem = f"max error {finding.max_error:.3g} exceeds {max_bound:.3g}"
@@ -116,6 +122,9 @@ def judge(
         problem = f"mean error {finding.mean_error:.3g} exceeds {mean_bound:.3g}"
     elif bool(tiles.any()):
         problem = f"{int(tiles.sum())} of {tiles.numel()} tiles are wrong though the whole tensor's errors pass"
+    elif biased:
+        side = "away from" if finding.bias > 0 else "toward"
+        problem = f"errors lean {side} zero ({finding.bias:+.2f} of their size): a wrong scale or rounding"
     if problem:
         finding.passed = False
         bad = err > max_ratio * (base + unit * size + 4 * noise) + ABSOLUTE_SLACK
