@@ -17,6 +17,32 @@ CUDA_MACHINE = 190  # ELF e_machine of a cubin
 # what a Hopper GEMM epilogue is judged by, as SASS mnemonics
 COUNTED = ("HGMMA", "UTMALDG", "UTMASTG", "UTMAREDG", "MUFU", "LDL", "STL", "BAR", "SHFL", "STG", "LDG", "FFMA", "FMUL", "FADD")
 
+# SASS that a declared epilogue around quack's Hopper mainloop can contain; anything else (atomics, plain
+# global loads, calls to other symbols, cache control, clocks) has no honest use and is rejected.
+ALLOWED = frozenset(
+    "BAR BRA BSSY BSYNC CCTL CS2R DEPBAR ELECT EXIT F2FP F2I FADD FENCE FFMA FMNMX FMUL FSEL FSETP HADD2 HFMA2 HMUL2"
+    " HGMMA HSETP2 I2FP I2IP IADD3 IMAD ISETP LDC LDGDEPBAR LDGSTS LDL LDS LDSM LEA LOP3 MEMBAR MOV MUFU NANOSLEEP NOP"
+    " P2R PLOP3 PRMT R2UR S2R S2UR SEL SHF SHFL STAS STG STL STS STSM SYNCS UCGABAR_ARV UCGABAR_WAIT UIADD3 UIMAD UISETP"
+    " ULDC ULEA ULOP3 UMOV UPLOP3 UPRMT USEL USETMAXREG USHF UTMACCTL UTMACMDFLUSH UTMALDG UTMASTG VIADD VIADDMNMX VIMNMX"
+    " WARPGROUP WARPSYNC FRND I2F I2I FCHK R2P IABS IMNMX FSET SGXT RET CALL VOTE VOTEU LEPC FLO POPC BREAK BMOV UFLO UP2UR"
+    " UR2UP REDUX R2B B2R ISCADD UIADD3X".split()
+)
+SPECIAL_REGISTERS = frozenset({"SR_TID", "SR_CTAID", "SR_LANEID", "SR_SWINHI", "SR_CgaCtaId", "SR_CgaSize", "SRZ"})
+_INSTRUCTION = re.compile(r"^\s+/\*[0-9a-f]+\*/\s+(?:@!?U?P\w+\s+)?([A-Z0-9_.]+)([^;]*)", re.M)
+
+
+def foreign_instructions(sass: str) -> list[str]:
+    """Instructions outside the allow-list, with the special register where that is the reason."""
+    found = set()
+    for opcode, operands in _INSTRUCTION.findall(sass):
+        name = opcode.split(".")[0]
+        if name not in ALLOWED or opcode.startswith("CALL.ABS"):
+            found.add(opcode)
+        for register in re.findall(r"\bSR_\w+", operands):
+            if register not in SPECIAL_REGISTERS:
+                found.add(f"{name} {register}")
+    return sorted(found)
+
 
 def cubin_of(object_file: Path) -> bytes:
     """The sm_90a ELF embedded in a host object file.
@@ -60,9 +86,7 @@ def read_resources(object_file: Path) -> dict:
     if not match:
         raise HarnessError(f"cannot read the resource usage: {usage[-300:]}")
     registers, stack, shared, local = map(int, match.groups())
-    opcodes = Counter(
-        m.group(1).split(".")[0] for m in re.finditer(r"^\s+/\*[0-9a-f]+\*/\s+(?:@!?U?P\w+\s+)?([A-Z0-9_.]+)", sass, re.M)
-    )
+    opcodes = Counter(opcode.split(".")[0] for opcode, _ in _INSTRUCTION.findall(sass))
     mufu = Counter(m.group(1) for m in re.finditer(r"\bMUFU\.([A-Z0-9]+)", sass))
     return {
         "registers": registers,
@@ -72,6 +96,7 @@ def read_resources(object_file: Path) -> dict:
         "instructions": sum(opcodes.values()),
         "counts": {name: opcodes[name] for name in COUNTED if opcodes[name]},
         "mufu": dict(mufu),
+        "foreign": foreign_instructions(sass),
     }
 
 
@@ -101,6 +126,9 @@ def check_resources(object_file: Path, shared_bytes: int | None = None) -> Verdi
     ]
     if shared_bytes:
         parts.insert(2, f"{shared_bytes / 1024:.0f} KiB shared memory")
+    if used["foreign"]:
+        reason = f"contains {', '.join(used['foreign'][:4])}, which no declared epilogue needs"
+        return Verdict(stage="resources", passed=False, reason=reason, evidence=used)
     if not counts.get("HGMMA"):
         return Verdict(
             stage="resources", passed=False, reason="no wgmma instruction: the mainloop is missing", evidence=used
