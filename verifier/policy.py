@@ -7,6 +7,7 @@ rejected, so host code, state, imports and name tricks cannot be written down.
 from __future__ import annotations
 
 import ast
+import re
 import time
 
 from primitives import KINDS, MATHS, VOCABULARY
@@ -60,7 +61,8 @@ def check_policy(source: str) -> Verdict:
     start = time.perf_counter()
     try:
         _check(source)
-    except _Rejected as e:
+    except (_Rejected, RecursionError) as e:
+        e = e if isinstance(e, _Rejected) else _Rejected(ast.Module(), "nested too deeply; split it into several lines")
         reason = f"line {e.line}: {e.reason}"
         return Verdict(
             stage="policy", passed=False, reason=reason, evidence={"line": e.line}, seconds=time.perf_counter() - start
@@ -73,6 +75,9 @@ def _check(source: str) -> None:
         raise _Rejected(ast.Module(), f"{len(source)} characters; a kernel file has at most {MAX_SOURCE}")
     if "\0" in source:
         raise _Rejected(ast.Module(), "contains a NUL byte")
+    # the file is imported from its bytes: an encoding such as utf-7 would turn a comment into code unseen here
+    if re.search(r"#[^\n]*coding[:=]", "\n".join(source.split("\n")[:2])):
+        raise _Rejected(ast.Module(), "an encoding declaration; kernel files are UTF-8 without one")
     try:
         tree = ast.parse(source)
     except (SyntaxError, ValueError, RecursionError, MemoryError) as e:
