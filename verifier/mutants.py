@@ -119,8 +119,7 @@ def _rebuilt(node: ast.AST, changes: dict) -> ast.AST:
 def _import_also(tree: ast.Module, names: tuple[str, ...]) -> ast.Module:
     statement = next(n for n in tree.body if isinstance(n, ast.ImportFrom))
     have = {a.name for a in statement.names}
-    missing = [ast.alias(n) for n in names if n not in have]
-    statement.names = sorted([*statement.names, *missing], key=lambda a: a.name)
+    statement.names = [*statement.names, *(ast.alias(n) for n in names if n not in have)]
     return ast.fix_missing_locations(tree)
 
 
