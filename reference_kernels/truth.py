@@ -46,7 +46,7 @@ def make_inputs(
     * ``large``: scaled by 8 (saturating activations, large statistics)
     * ``shifted``: mean 1 (sums that are near zero otherwise)
     * ``row_scaled``: rows scaled by powers of two from 2^-6 to 2^6
-    * ``outliers``: one element in a hundred is 30 times larger
+    * ``outliers``: one element in a hundred is 30 times larger, one target in eight lies outside the columns
     * ``one_hot``: one 1 per row of A, so each output row is a row of B
     * ``nan``: one NaN in A; the same row of every output must be NaN, no other
     """
@@ -74,7 +74,10 @@ def make_inputs(
             return t * torch.where(torch.rand(t.shape, generator=gen, device=device) < 0.01, 30.0, 1.0)
         return t
 
-    a = styled(normal(m, k))
+    raw = normal(m, k)
+    a = styled(raw)
+    # a statistic of the scaled rows would scale every output back to unit size
+    seen = raw if style in ("tiny", "large") else None
     if style == "one_hot":
         a = torch.nn.functional.one_hot(torch.randint(0, k, (m,), generator=gen, device=device), k).float()
     if style == "nan":
@@ -85,7 +88,10 @@ def make_inputs(
     operands: Tensors = {}
     for name, spec in task.operands.items():
         size = shape_of(spec.declared, m, n)
-        value = _fill(spec.fill, size, a, n, normal, gen, integers)
+        value = _fill(spec.fill, size, a if seen is None else seen, n, normal, gen, integers)
+        if spec.fill == "target" and style == "outliers":
+            outside = torch.tensor([-1, -100, n, n + 7], device=device)
+            value[::8] = outside.repeat(m)[: value[::8].shape[0]]
         if spec.fill == "normal" and not integers:
             value = styled(value)
         operands[name] = value.to(spec.torch_dtype(act))

@@ -135,6 +135,8 @@ def execution_mutants(task: Task, program: Program) -> list[ExecutionMutant]:
             _vector_faults(add, task, name, kind)
         elif isinstance(kind, declare.TileLoad):
             for what, change in _TILE_LOAD_FAULTS.items():
+                if change is _tile_transposed and kind.width != 1:
+                    continue  # never square where the accumulator is
                 add("tile-load", f"{name} {what}", _operand, name, change)
         elif isinstance(kind, declare.HeadRstd):
             add("statistic", f"{name} kept in 16 bits", _rounded_argument, name)
@@ -146,6 +148,8 @@ def execution_mutants(task: Task, program: Program) -> list[ExecutionMutant]:
     for name, kind in program.outputs.items():
         if isinstance(kind, declare.TileStore):
             for what, change in _STORE_FAULTS.items():
+                if change is _transposed and kind.width != 1:
+                    continue  # never square where the accumulator is
                 add("store", f"{name} {what}", _output, name, change)
             add("store", f"{name} truncated instead of rounded", _truncated, name)
             for what, change in _UNROUNDED_FAULTS.items():
