@@ -67,13 +67,20 @@ def judge_interpretation(
 
     if not answer.ok:
         return verdict(False, f"does not run on CPU tensors: {answer.describe()}", error=answer.error)
-    outputs = torch.load(answer.directory / "outputs.pt", weights_only=True)
+    try:
+        outputs = torch.load(answer.directory / "outputs.pt", weights_only=True)
+    except Exception as e:  # the file is the worker's, so it may hold anything
+        return verdict(False, f"its outputs cannot be read: {type(e).__name__}")
+    if len(outputs) != len(inputs):
+        return verdict(False, f"outputs of {len(outputs)} cases came back, {len(inputs)} were asked for")
     reference, dtype = reference_of(task, suite_path), ACT_DTYPES[act]
     worst: dict[str, dict] = {}
     for case, got in zip(inputs, outputs, strict=True):
         a, b, operands = case["a"], case["b"], case["operands"]
         truth = truth_of(task, reference, a, b, operands, dtype)
         for name in task.outputs:
+            if not isinstance(got.get(name), torch.Tensor):
+                return verdict(False, f"{name}: no tensor came back")
             finding = judge_output(task, name, got[name], truth, case["style"] == "integers")
             exact = finding.reason.endswith("bit-exact")
             shape = [a.shape[0], b.shape[1], a.shape[1]]

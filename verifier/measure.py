@@ -21,6 +21,7 @@ from reference_kernels.truth import STYLES
 from .bundle import EXPERT_AUTHOR, FORMAT
 from .gpu import CommandFailed, GpuWorker, WorkerLost
 from .manifest import Artefact
+from .provenance import forgery
 from .verdict import HarnessError, Verdict
 
 TUNE_ROUNDS, FINAL_ROUNDS, AA_ROUNDS = 8, 40, 60
@@ -85,8 +86,11 @@ def read_bundle(directory: Path) -> Bundle:
         paths = [directory / name for name in content["manifests"]]
         artefacts = [(str(p.resolve()), Artefact.model_validate_json(p.read_text())) for p in paths]
         tasks = {n: Task.model_validate(t) for n, t in content["tasks"].items()}
-    except (OSError, ValueError, KeyError) as e:
+        forged = forgery(content, [a for _, a in artefacts], tasks)
+    except (OSError, ValueError, KeyError, TypeError) as e:
         raise HarnessError(f"{directory} is not a readable bundle ({e}); make one with 'coda-agent bundle'") from e
+    if forged:
+        raise HarnessError(f"{directory} is not as 'coda-agent bundle' writes it: {forged}")
     return Bundle(directory, content, artefacts, tasks)
 
 

@@ -166,7 +166,9 @@ class Server:
         read_fd, write_fd = os.pipe()
         pid = os.fork()
         if pid == 0:
-            os.close(read_fd)
+            # a candidate that writes to every descriptor must not answer for other jobs
+            for fd in (_out, read_fd, self.selector.fileno(), *self.running):
+                os.close(fd)
             _run_child(job, write_fd)
         os.close(write_fd)
         try:
