@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from pathlib import Path
 
@@ -32,17 +33,23 @@ def cases(task: Task, act: str, seed: int) -> list[dict]:
     out = []
     for i, (shape, case_tile, style) in enumerate(plan):
         a, b, operands = make_inputs(task, shape, dtype, seed + i, style=style)
-        out.append({"a": a, "b": b, "operands": operands, "tile": list(case_tile), "style": style})
+        out.append({"a": a, "b": b, "operands": operands, "tile": _whole_heads(task, case_tile), "style": style})
     a, b, operands = make_inputs(task, small, dtype, seed)
     other = make_inputs(task, small, dtype, seed + len(plan))
     for name in ("a", "b", *operands):
-        changed = {"a": a, "b": b, "operands": dict(operands), "tile": list(tile), "style": f"only {name} changed"}
+        changed = {"a": a, "b": b, "operands": dict(operands), "tile": _whole_heads(task, tile), "style": f"only {name} changed"}
         if name in ("a", "b"):
             changed[name] = other[0] if name == "a" else other[1]
         else:
             changed["operands"][name] = other[2][name]
         out.append(changed)
     return out
+
+
+def _whole_heads(task: Task, tile: tuple[int, int]) -> list[int]:
+    """``tile``, widened so that it cuts no head of a per-head statistic."""
+    step = math.lcm(*(s.head_dim for s in task.operands.values() if s.kind == "HeadRstd"))
+    return [tile[0], -(-tile[1] // step) * step]
 
 
 def dtype_names(task: Task, act: str) -> dict[str, str]:
