@@ -45,8 +45,13 @@ def finish(kind: Kind, partials: torch.Tensor) -> torch.Tensor:
             return logsumexp_rows(partials)
         return torch.logsumexp(partials, dim=-1)
     if isinstance(kind, declare.ColVecReduce | declare.RowVecReduce):
-        axis = -1 if isinstance(kind, declare.ColVecReduce) else 0
-        return partials.sum(axis) if kind.combine == "add" else partials.amax(axis)
+        rows, largest = isinstance(kind, declare.ColVecReduce), kind.combine != "add"
+        if partials.is_cuda:
+            from .device import finish as device
+
+            return (device.reduce_rows if rows else device.reduce_columns)(partials, largest)
+        axis = -1 if rows else 0
+        return partials.amax(axis) if largest else partials.sum(axis)
     return partials
 
 

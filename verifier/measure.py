@@ -228,6 +228,8 @@ class Session:
                 self.progress(f"{task.name}: baseline {b} left out: {answer['reason'][:200]}")
         result = self._guarded("run", rounds=FINAL_ROUNDS)
         if "times_us" not in result:
+            for m, a in kept.values():
+                m.rejected.append({"config": a.config_key, "shape": list(shape), "reason": f"timing: {result['reason']}"})
             return
         for name, (m, a) in kept.items():
             if m is expert:

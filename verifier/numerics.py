@@ -109,7 +109,9 @@ def judge(
         float(outward.mean()) / mean_err if mean_err > 0 else 0.0,
     )
     # a maximum over Gaussian errors reaches 3 to 4 rms, their mean is 0.8 rms
-    max_floor, mean_floor = max(unit * float(size.max()), 4 * noise), max(0.3 * unit * float(size.mean()), 2 * noise)
+    # the mean of a few roundings can be as large as one of them
+    few = 0.3 + 0.7 / size.numel() ** 0.5
+    max_floor, mean_floor = max(unit * float(size.max()), 4 * noise), max(few * unit * float(size.mean()), 2 * noise)
     max_bound = max_ratio * max(finding.reference_max_error, max_floor) + ABSOLUTE_SLACK
     mean_bound = mean_ratio * max(finding.reference_mean_error, mean_floor)
     tiles = _tile_bounds(err, base, size, unit, max_ratio, mean_ratio, noise)
@@ -172,7 +174,10 @@ def _tile_bounds(err, base, size, unit, max_ratio, mean_ratio, noise) -> Tensor:
     e, b, s = _as_tiles(err), _as_tiles(base), _as_tiles(size)
     max_bound = max_ratio * torch.maximum(b.amax(-1), (unit * s.amax(-1)).clamp_min(4 * noise)) + ABSOLUTE_SLACK
     # the mean of one tile scatters more than the whole tensor's
-    mean_bound = 1.5 * mean_ratio * torch.maximum(b.mean(-1), (0.3 * unit * s.mean(-1)).clamp_min(2 * noise)) + ABSOLUTE_SLACK
+    count = _as_tiles(torch.ones_like(err)).sum(-1)
+    few = 0.3 + 0.7 / count.sqrt()
+    floor = (few * unit * s.mean(-1)).clamp_min(2 * noise)
+    mean_bound = 1.5 * mean_ratio * torch.maximum(b.mean(-1), floor) + ABSOLUTE_SLACK
     return ~(e.amax(-1) <= max_bound) | ~(e.mean(-1) <= mean_bound)
 
 

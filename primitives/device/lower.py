@@ -27,7 +27,13 @@ from quack.rounding import RoundingMode
 from .. import declare
 from ..declare import Program
 from ..pairs import Pair
-from .visit import BoundedColVecReduce, BoundedRowVecReduce, ProgramVisitor
+from .visit import (
+    BoundedColVecReduce,
+    BoundedRowVecReduce,
+    ProgramVisitor,
+    ZeroTailColVecLoad,
+    ZeroTailRowVecLoad,
+)
 
 SYMBOL = "func"  # exported name inside every object file
 # No programmatic dependent launch: back-to-back calls would overlap and look faster than one call.
@@ -73,11 +79,11 @@ def c_operand(program: Program) -> str | None:
     )
 
 
-def _operand_op(name: str, kind: declare.Kind) -> tuple[str, quack_ops.EpiOp | None]:
+def _operand_op(name: str, kind: declare.Kind, reduces: bool) -> tuple[str, quack_ops.EpiOp | None]:
     if isinstance(kind, declare.RowVecLoad):
-        return "row", quack_ops.RowVecLoad(name)
+        return "row", (ZeroTailRowVecLoad if reduces else quack_ops.RowVecLoad)(name)
     if isinstance(kind, declare.ColVecLoad):
-        return "col", quack_ops.ColVecLoad(name)
+        return "col", (ZeroTailColVecLoad if reduces else quack_ops.ColVecLoad)(name)
     if isinstance(kind, declare.Scalar):
         return "scalar", quack_ops.Scalar(name)
     if isinstance(kind, declare.HeadRstd):
@@ -85,12 +91,48 @@ def _operand_op(name: str, kind: declare.Kind) -> tuple[str, quack_ops.EpiOp | N
     return ("c", None) if kind.width == 2 else ("tile", quack_ops.TileLoad(name))
 
 
-def _sink_op(name: str, kind: declare.Kind, index_ops: dict) -> quack_ops.EpiOp:
+def zero_outside(program: Program, name: str) -> bool:
+    """True when sink ``name`` gets exactly 0 from elements outside the matrix on its reduced axis.
+
+    Outside, the accumulator, matrices and the vector along that axis are zero; the
+    other vector and the scalars are not. The function is evaluated on CPU for many
+    values of those. Zero is the identity of "add" and "max_abs", so no mask is needed.
+    """
+    along_n = isinstance(program.outputs[name], declare.ColVecReduce)
+    some = torch.randn(512, 1, generator=torch.Generator().manual_seed(0))
+    some = torch.cat([some, 100.0 * some, 1e-3 * some])
+    zero = torch.zeros_like(some)
+    paired = program.pairs == "acc"
+
+    def argument(kind: declare.Kind):
+        if isinstance(kind, declare.ColVecLoad):
+            return some if along_n else zero
+        if isinstance(kind, declare.RowVecLoad):
+            value = zero if along_n else some
+        elif isinstance(kind, declare.TileLoad):
+            value = zero
+        else:  # Scalar, HeadRstd
+            value = some.abs()
+        is_pair = not isinstance(kind, declare.Scalar) and (paired or getattr(kind, "width", 1) == 2)
+        return Pair(value, value) if is_pair else value
+
+    arguments = {n: argument(k) for n, k in program.operands.items()}
+    value = program.result(program.fn(Pair(zero, zero) if paired else zero, **arguments))[name]
+    if program.outputs[name].product:
+        value = value[0] * value[1]
+    return all(bool((torch.as_tensor(v) == 0).all()) for v in Pair.lanes(value))
+
+
+def _sink_op(program: Program, name: str, kind: declare.Kind, index_ops: dict) -> quack_ops.EpiOp:
     if isinstance(kind, declare.OnlineLSEReduce):
         return quack_ops.OnlineLSEReduce(name)
     if isinstance(kind, declare.ColVecSelect):
         return quack_ops.ColVecSelect(name, idx_op=index_ops[kind.index])
-    cls = BoundedColVecReduce if isinstance(kind, declare.ColVecReduce) else BoundedRowVecReduce
+    column = isinstance(kind, declare.ColVecReduce)
+    if kind.combine == "max" or zero_outside(program, name):  # quack masks max itself
+        cls = quack_ops.ColVecReduce if column else quack_ops.RowVecReduce
+    else:
+        cls = BoundedColVecReduce if column else BoundedRowVecReduce
     return cls(name, combine=kind.combine, scaled=kind.product)
 
 
@@ -142,8 +184,9 @@ def lower(program: Program, dtypes: dict[str, torch.dtype]) -> Lowered:
     d_name, c_name = d_output(program), c_operand(program)
     kinds = {**program.operands, **program.outputs}
     operand_sig, ops = [], []
+    reduces = any(isinstance(k, (declare.ColVecReduce, declare.RowVecReduce)) for k in program.sinks.values())
     for name, kind in program.operands.items():
-        visit_kind, op = _operand_op(name, kind)
+        visit_kind, op = _operand_op(name, kind, reduces)
         operand_sig.append((name, visit_kind))
         if op is not None:
             ops.append(op)
@@ -154,7 +197,7 @@ def lower(program: Program, dtypes: dict[str, torch.dtype]) -> Lowered:
             raise LoweringError(f"output {name!r}: a half-width store must be 16-bit, got {dtypes[name]}")
         ops.append(quack_ops.TileStore(name, gated=half))
     index_ops = {n: quack_ops.ColVecLoad(n) for n in program.index_operands}
-    sinks = [_sink_op(n, k, index_ops) for n, k in program.sinks.items()]
+    sinks = [_sink_op(program, n, k, index_ops) for n, k in program.sinks.items()]
     ops += sinks + list(index_ops.values())
 
     samples = {op.name: _sample(op, kinds.get(op.name), dtypes.get(op.name, torch.float32)) for op in ops}

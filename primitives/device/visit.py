@@ -1,9 +1,8 @@
 """Device half: how one epilogue subtile runs the traced function.
 
 quack's visitor (``quack.epilogue.visit``) already runs single values and packed
-16-bit pairs. Two things are added here: stores of full width beside half-width
-ones when accumulator columns are paired, and reductions that ignore everything
-outside the matrix.
+16-bit pairs. Added here: stores of full width beside half-width ones when accumulator
+columns are paired, and reductions that are exact on ragged tiles.
 """
 
 from __future__ import annotations
@@ -13,18 +12,17 @@ import math
 import cutlass
 import cutlass.cute as cute
 from cutlass import Boolean, const_expr
-from quack.epilogue.ops import ColVecReduce, RowVecReduce
+from quack.epilogue.ops import ColVecLoad, ColVecReduce, RowVecLoad, RowVecReduce
 from quack.epilogue.visit import _EpiModMixinBase
 
 from ..pairs import Pair
 
 
 class _BoundedReduce:
-    """Reduction over the elements inside the matrix only.
+    """Reduction over the elements inside the matrix only, at the price of a select per element.
 
-    Vector operands of a ragged tile hold whatever shared memory held before, so
-    a sum over the whole tile can pick up NaN. quack masks ``max`` only. The test
-    is one uniform branch per subtile; full tiles skip the selects.
+    For programs whose value outside the matrix is not the fold's identity (a sum of
+    ``exp(acc)``, say). quack masks ``max`` only.
     """
 
     def _mask_oob_active(self):
@@ -55,6 +53,36 @@ class BoundedColVecReduce(_BoundedReduce, ColVecReduce):
 
 class BoundedRowVecReduce(_BoundedReduce, RowVecReduce):
     """Per-column reduction (along M) bounded by M."""
+
+
+class _ZeroTail:
+    """Vector load whose tile is zero beyond the vector's end.
+
+    quack leaves stale shared memory there, which a reduction over a ragged tile
+    could pick up as NaN. One short loop in the last tile only.
+    """
+
+    @cute.jit
+    def _zero_tail(self, param, smem_tensor, ctx):
+        tile_dim = const_expr(self._tile_dim(ctx))
+        start = ctx.tile_coord_mnkl[self._coord_idx()] * tile_dim
+        limit = cute.size(self._get_gmem_vec(param, ctx), mode=[0]) - start
+        if Boolean(limit < tile_dim):
+            for i in cutlass.range(ctx.tidx, tile_dim, ctx.num_epi_threads):
+                if Boolean(i >= limit):
+                    smem_tensor[i] = param.element_type(0.0)
+
+    def begin(self, gemm, param, smem_tensor, ctx):
+        self._zero_tail(param, smem_tensor, ctx)
+        return super().begin(gemm, param, smem_tensor, ctx)
+
+
+class ZeroTailRowVecLoad(_ZeroTail, RowVecLoad):
+    """Row vector, zero beyond N."""
+
+
+class ZeroTailColVecLoad(_ZeroTail, ColVecLoad):
+    """Column vector, zero beyond M."""
 
 
 class ProgramVisitor(_EpiModMixinBase):
