@@ -454,5 +454,7 @@ def generate(
     raise typer.Exit(FAIL if failed else PASS)
 
 
+import agent.cli_verify  # noqa: F401  (adds mutate and redteam)
+
 if __name__ == "__main__":
     main()

@@ -91,10 +91,13 @@ class Library:
 
     def _read(self, path: Path) -> Passport:
         try:
-            return Passport.model_validate_json(path.read_text())
+            passport = Passport.model_validate_json(path.read_text())
         except (OSError, ValidationError, ValueError) as e:
             first = str(e).splitlines()[0]
             raise LibraryError(f"{path} is not a valid passport ({first}); restore it or delete it with its .py file") from e
+        if (passport.task, passport.kernel) != (path.parent.name, path.stem):
+            raise LibraryError(f"{path} does not belong here: it is the passport of {passport.task}/{passport.kernel}; delete it")
+        return passport
 
     def find(self, kernel: str) -> Passport:
         """A passport by ``kernel``, ``task/kernel`` or the path of its file.

@@ -46,7 +46,7 @@ class Attack:
 # --- bundles and manifests --------------------------------------------------------------
 
 
-def _honest_source() -> str:
+def honest_source() -> str:
     return Case(name="honest", codes=["K24"], what="the kernel whose files are tampered with", stage="accepted").text
 
 
@@ -56,7 +56,7 @@ def _write_bundle(
     content: Callable[[dict], dict] = lambda c: c,
 ) -> Path:
     """A bundle of one artefact, as ``bundle.build`` writes it, with something changed."""
-    task, source = load_suite()["gemm_rmsnorm"], _honest_source()
+    task, source = load_suite()["gemm_rmsnorm"], honest_source()
     (directory / "kernel.o").write_bytes(b"stands for an object file")
     artefact = Artefact(
         kernel=task.name, task=task.name, author=AUTHOR, act="bf16", b=task.b,
@@ -194,7 +194,7 @@ def _forged_answers(pool: Pool) -> str:
     """Write answers for other jobs to every descriptor; the next job must get its own."""
     with Pool(1) as own:
         forger = own.submit("declare", _FORGER)
-        honest = own.submit("declare", _honest_source()).result(timeout=60)
+        honest = own.submit("declare", honest_source()).result(timeout=60)
         forger.result(timeout=60)
     if honest.ok and honest.result["name"] == "gemm_rmsnorm":
         return "the next job got its own answer"

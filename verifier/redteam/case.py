@@ -29,7 +29,8 @@ class Case(BaseModel):
 
     ``how``: ``check`` (the whole check of a candidate), ``worker`` (straight to the
     worker that runs candidates, as if the policy had a hole), ``compiled`` (compile and
-    resources only, as if policy and interpreter had one).
+    resources only, as if policy and interpreter had one), ``gpu`` (the numerics of ``gpu``,
+    as if everything before them had one).
     """
 
     model_config = ConfigDict(extra="forbid")
@@ -37,7 +38,7 @@ class Case(BaseModel):
     name: str = Field(pattern=r"^[a-z0-9_]+$")
     codes: list[str] = Field(min_length=1)
     what: str
-    how: Literal["check", "worker", "compiled"] = "check"
+    how: Literal["check", "worker", "compiled", "gpu"] = "check"
     task: str = "gemm_rmsnorm"
     stage: Literal["accepted", "policy", "interpret", "compile", "resources", "numerics", "worker"]
     reason: str = ""  # a regular expression; it must name the fault that was planted
@@ -55,7 +56,7 @@ class Case(BaseModel):
     needs_sandbox: bool = False  # without bubblewrap and Landlock nothing can stop it; said, not counted
     dtypes: tuple[Literal["bf16", "fp16"], ...] = ()  # fewer than the task's own, to save compiles
     configs: list[dict] = []  # controls: also compile in these
-    tamper: str | None = None  # gpu cases: a function of ``tamper``
+    tamper: str | None = None  # gpu cases: a name of ``gpu.TAMPERS``
 
     @model_validator(mode="after")
     def _says_why(self) -> "Case":
