@@ -72,7 +72,7 @@ class Progress:
         self.started = time.monotonic()
         self.live = Live(get_renderable=self._table, console=err, refresh_per_second=4, transient=True)
 
-    def __enter__(self) -> "Progress":
+    def __enter__(self) -> Progress:
         if not self.quiet and err.is_terminal:
             self.live.start()
         return self
@@ -376,84 +376,82 @@ def results_table(lib: Library, device: str) -> Table:
 
 @app.command()
 def generate(
+    context: typer.Context,
     names: Annotated[list[str] | None, typer.Argument(help="Tasks to write kernels for.")] = None,
     every: Annotated[bool, typer.Option("--all", help="Every task of the suite.")] = False,
-    author: Annotated[str, typer.Option(help="Who writes: composer (built in).")] = "composer",
-    attempts: Annotated[int, typer.Option(min=1, help="Attempts per task.")] = 3,
+    author: Annotated[str, typer.Option(help="Who writes: composer (built in), claude, openai.")] = "composer",
+    model: Annotated[str | None, typer.Option(help="Model of the author (claude has a default).")] = None,
+    attempts: Annotated[int, typer.Option(min=1, help="Checks per conversation (the composer needs one).")] = 6,
+    samples: Annotated[int, typer.Option(min=1, help="Conversations per task; the best kernel is kept.")] = 1,
+    jobs: Annotated[int, typer.Option(min=1, help="Conversations at once.")] = 1,
+    dollars: Annotated[float | None, typer.Option(min=0, help="Budget of the run; 5 for a model with a known price, 0 for none.")] = None,
+    tokens: Annotated[int | None, typer.Option(min=1, help="Budget of the run in tokens.")] = None,
+    minutes: Annotated[float | None, typer.Option(min=0, help="Budget of the run in minutes.")] = None,
+    price: Annotated[str | None, typer.Option(help="Dollars per million tokens, IN,OUT.")] = None,
+    thinking: Annotated[str, typer.Option(help="adaptive, none, or a number of tokens.")] = "adaptive",
+    effort: Annotated[str | None, typer.Option(help="low, medium, high, xhigh or max (claude).")] = None,
     resume: Annotated[str | None, typer.Option(help="Continue a run: its id, a prefix, or 'last'.")] = None,
     no_measure: Annotated[bool, typer.Option("--no-measure", help="Do not measure, even with a GPU.")] = False,
+    tips_log: Annotated[Path | None, typer.Option("--tips", help="Tips log instead of the built-in one.")] = None,
     tasks_file: TasksOption = None,
     library: LibraryOption = None,
     runs: RunsOption = Path("runs"),
     as_json: JsonOption = False,
 ) -> None:
     """Write, check and (with a Hopper GPU) measure kernels, and keep them in the library."""
-    from agent.authors import AUTHORS
-    from agent.generate import NoGpu, generate_task, measure_here
-    from agent.run import Run
+    from agent.campaign import Settings, resume_run, start_run
 
+    asked = Settings(
+        tasks=[], author=author, model=model, attempts=attempts, samples=samples, jobs=jobs, dollars=dollars, tokens=tokens,
+        minutes=minutes, price=price, thinking=thinking, effort=effort, no_measure=no_measure,
+        suite=str(tasks_file) if tasks_file else None, library=str(library) if library else None,
+        tips=str(tips_log) if tips_log else None,
+    )  # fmt: skip
+    limits = ("attempts", "jobs", "dollars", "tokens", "minutes", "price")
+    given = {name for name in limits if context.get_parameter_source(name).name == "COMMANDLINE"}
     if resume:
-        run = Run.resume(runs, resume)
-        started = next(e for e in run.events() if e["event"] == "start")
-        names, author = started["tasks"], started["author"]
-        tasks_file = tasks_file or (Path(started["suite"]) if started["suite"] else None)
-        library = library or Path(started["library"])
-        no_measure = no_measure or started["no_measure"]
-    suite, lib = _suite(tasks_file), _library(library)
-    chosen = list(suite.tasks) if every else [suite[n].name for n in names or []]
-    if not chosen:
-        raise SuiteError("name at least one task, or use --all")
-    if author not in AUTHORS:
-        raise HarnessError(f"no author {author!r}; there is: {', '.join(AUTHORS)}")
-    if not resume:
-        run = Run.start(
-            runs, tasks=chosen, author=author, suite=str(tasks_file) if tasks_file else None,
-            library=str(lib.root), no_measure=no_measure,
-        )  # fmt: skip
+        campaign = resume_run(runs, resume, asked, given)
     else:
-        run.log("resume")
-    writer = AUTHORS[author]()
-    ended = run.finished_tasks()
-    results: dict[str, dict] = {}
+        suite = _suite(tasks_file)
+        asked.tasks = list(suite.tasks) if every else [suite[n].name for n in names or []]
+        campaign = start_run(runs, asked)
+    hold(campaign, as_json)
+
+
+def hold(campaign: Any, as_json: bool) -> None:
+    """Hold the conversations of an open run to their end and say how it went; the exit code is the verdict."""
     say: Callable[..., None] = (lambda *a: None) if as_json else (lambda t: out.print(t, highlight=False, soft_wrap=True))
+
+    def done(outcome: Any) -> None:
+        mark = "[green]kept[/]" if outcome.ending == "kept" else f"[red]{outcome.ending}[/]"
+        cost = f"{outcome.attempts} attempts, {outcome.tokens} tokens, " if outcome.tokens else ""
+        say(f"{mark} {outcome.task}  {outcome.kernel or ''}  {outcome.reason}  ({cost}{outcome.seconds:.1f} s)")
+
+    run = campaign.run
     try:
         with _pool() as pool, Progress(as_json) as progress:
-            for name in chosen:
-                if name in ended:
-                    results[name] = ended[name]["outcome"]
-                    continue
-                outcome = generate_task(suite[name], writer, suite, lib, pool, run, progress, attempts)
-                run.log("task_end", task=name, outcome=outcome.as_dict())
-                results[name] = outcome.as_dict()
-                progress.done(name)
-                kept = outcome.ending == "kept"
-                mark = "[green]kept[/]" if kept else f"[red]{outcome.ending}[/]"
-                say(f"{mark} {name}  {outcome.kernel or ''}  {outcome.reason}  ({outcome.seconds:.1f} s)")
-            kept_ones = [n for n in chosen if results[n]["ending"] == "kept"]
-            measured, why = False, "asked not to"
-            if kept_ones and not no_measure:
-                try:
-                    kernels = [(suite[n], lib.source(lib.find(f"{n}/{results[n]['kernel']}")), author) for n in kept_ones]
-                    measure_here(kernels, suite, lib, pool, progress)
-                    measured, why = True, ""
-                except NoGpu as e:
-                    why = str(e).split(". Measure")[0]
-            run.log("end", measured=measured, not_measured_because=why)
+            result = campaign.go(pool, progress, lambda o: (progress.done(o.task), done(o)))
     except KeyboardInterrupt:
         run.log("interrupted")
         err.print(f"interrupted; continue with: coda-agent generate --resume {run.id}", highlight=False, soft_wrap=True)
         raise typer.Exit(INTERRUPTED) from None
     finally:
         run.close()
-    failed = [n for n in chosen if results[n]["ending"] != "kept"]
+    failed = [n for n, r in result["tasks"].items() if r["ending"] != "kept"]
     if as_json:
-        emit({"run": run.id, "library": str(lib.root), "measured": measured, "not_measured_because": why, "tasks": results})
+        emit(result)
     else:
-        say(f"run {run.id}: {len(chosen) - len(failed)} of {len(chosen)} kept in {lib.root}")
-        say("measured on this machine" if measured else f"checked, not measured ({why})")
+        say(f"run {run.id}: {len(result['tasks']) - len(failed)} of {len(result['tasks'])} kept in {result['library']}")
+        if result["tokens"]:
+            known = f", ${result['dollars']:.2f}" if result["dollars"] is not None else ""
+            say(f"{result['tokens']} tokens{known}; the story: coda-agent runs show {run.id}")
+        say("measured on this machine" if result["measured"] else f"checked, not measured ({result['not_measured_because']})")
     raise typer.Exit(FAIL if failed else PASS)
 
 
+from agent.cli_authors import register
+
+register(app)
 import agent.cli_verify  # noqa: F401  (adds mutate and redteam)
 
 if __name__ == "__main__":

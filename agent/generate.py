@@ -6,21 +6,28 @@ import hashlib
 import shutil
 import tempfile
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from generated.library import Library, Passport, kernel_id
 from reference_kernels.tasks import Suite, Task
 from verifier.bundle import build
-from verifier.check import Report, check
+from verifier.check import Report
 from verifier.gpu import GpuWorker, NoGpu, require_gpu
 from verifier.manifest import toolchain
 from verifier.measure import Measurement, Session, read_bundle
 from verifier.pool import Pool
 
+from . import tips
 from .authors import Author
+from .budget import Ledger
 from .composer import CannotCompose
+from .conversation import Conversation, Ending
+from .prompt import Prompt, render
 from .run import Run
+from .tools import Desk
 
 Progress = Callable[[str, str], None]  # (task, what is happening)
 
@@ -30,45 +37,147 @@ class Outcome:
     """How one task of a run ended."""
 
     task: str
-    ending: str  # "kept", "failed" or "cannot compose"
+    ending: str  # "kept", or why not: "failed", "cannot compose", "budget", "gave up", "refused", "error"
     reason: str
     attempts: int
     kernel: str | None = None
-    seconds: float = 0.0
+    seconds: float = 0.0  # of checking
+    tokens: int = 0
+    dollars: float | None = None
 
     def as_dict(self) -> dict:
         return dict(vars(self))
 
 
-def generate_task(
-    task: Task, author: Author, suite: Suite, library: Library, pool: Pool, run: Run, progress: Progress, attempts: int = 1
-) -> Outcome:
-    """Write, check and keep a kernel for one task; every step is journalled."""
-    feedback, attempt, seconds = None, 0, 0.0
-    reason = "the author gave up"
-    while attempt < attempts:
-        attempt += 1
-        progress(task.name, f"attempt {attempt}: writing")
-        try:
-            source = author.write(task, attempt, feedback)
-        except CannotCompose as e:
-            run.log("cannot_compose", task=task.name, reason=str(e))
-            return Outcome(task.name, "cannot compose", str(e), attempt)
-        if source is None:
-            break
-        run.log("candidate", task=task.name, attempt=attempt, author=author.name, source=source)
-        report = check(
-            source, task, pool, author=author.name, suite_path=suite.path,
-            progress=lambda stage: progress(task.name, f"attempt {attempt}: {stage}"),
-        )  # fmt: skip
-        seconds += report.seconds
-        run.log("check", attempt=attempt, **report.as_dict())
-        if report.passed:
-            passport = passport_of(report, task, author.name, run.id, attempt)
-            library.add(source, passport)
-            return Outcome(task.name, "kept", report.verdicts[-1].reason, attempt, passport.kernel, seconds)
-        reason = feedback = f"{report.failure.stage}: {report.failure.reason}"
-    return Outcome(task.name, "failed", reason, attempt, seconds=seconds)
+@dataclass
+class Job:
+    """What all conversations of one run share.
+
+    ``samples`` conversations are held per task, ``jobs`` at once over all tasks.
+    """
+
+    author: Author
+    suite: Suite
+    library: Library
+    pool: Pool
+    run: Run
+    ledger: Ledger
+    progress: Progress
+    samples: int = 1
+    jobs: int = 1
+    gpu: bool = False  # offer measure_kernel
+    tips_log: Path = tips.LOG
+    first_wait: float = 1.0  # seconds before the first retry of a failed call
+
+    def prompt(self, task: Task, earlier: list[dict]) -> Prompt | None:
+        """What the author is told, kept in the run; None for an author that reads no prompt.
+
+        A conversation that goes on keeps the prompt it began with.
+        """
+        if self.author.model is None:
+            return None
+        begun = next((e["sha256"] for e in earlier if e["event"] == "prompt"), None)
+        if begun:
+            return self.run.prompt(begun)
+        attempts = self.ledger.limits.attempts or 0
+        prompt = render(task, self.suite, tools=True, can_measure=self.gpu, attempts=attempts, tips=tips.active_tips(self.tips_log))
+        self.run.keep_prompt(prompt)
+        return prompt
+
+
+def generate(job: Job, tasks: list[Task], done: Callable[[Outcome], None]) -> None:
+    """Hold the conversations for every task, keep the best kernel of each; ``done`` hears each outcome.
+
+    An interrupt ends the running conversations before their next step and is raised again.
+    """
+    earlier: dict[tuple[str, int], list[dict]] = {}
+    for event in job.run.events():
+        if "sample" in event:
+            earlier.setdefault((event["task"], event["sample"]), []).append(event)
+
+    def one(task: Task, sample: int) -> Ending | CannotCompose:
+        return converse(job, task, sample, earlier.get((task.name, sample), []))
+
+    try:
+        if job.jobs == 1:  # in this thread: Ctrl-C ends the step in flight
+            for task in tasks:
+                done(keep_best(job, task, [one(task, s) for s in range(1, job.samples + 1)]))
+            return
+        with ThreadPoolExecutor(job.jobs) as executor:
+            try:
+                futures = {t.name: [executor.submit(one, t, s) for s in range(1, job.samples + 1)] for t in tasks}
+                for task in tasks:
+                    done(keep_best(job, task, [f.result() for f in futures[task.name]]))
+            except BaseException:
+                job.ledger.stopped.set()
+                executor.shutdown(wait=False, cancel_futures=True)
+                raise
+    except BaseException:
+        job.ledger.stopped.set()
+        raise
+
+
+def converse(job: Job, task: Task, sample: int, earlier: list[dict]) -> Ending | CannotCompose:
+    """One conversation about one task; an op that the composer has no rule for is returned, not raised."""
+    log = partial(job.run.log, task=task.name, sample=sample)
+    label = task.name if job.samples == 1 else f"{task.name} #{sample}"
+    desk = Desk(
+        task, job.suite, job.pool, job.author.name, log, lambda text: job.progress(label, text),
+        attempts=lambda: job.ledger.limits.attempts, gpu=job.gpu, tips_log=job.tips_log,
+    )  # fmt: skip
+    prompt = job.prompt(task, earlier)
+    if prompt and not any(e["event"] == "prompt" for e in earlier):
+        log("prompt", sha256=prompt.sha256, tips=prompt.tips, examples=prompt.examples)
+    try:
+        return Conversation(job.author, prompt, desk, job.ledger, log, earlier, job.first_wait).run()
+    except CannotCompose as e:
+        log("cannot_compose", reason=str(e))
+        return e
+
+
+def keep_best(job: Job, task: Task, endings: list[Ending | CannotCompose]) -> Outcome:
+    """Put the best accepted candidate of a task into the library and say how the task ended."""
+    first = endings[0]
+    if isinstance(first, CannotCompose):
+        return Outcome(task.name, "cannot compose", str(first), 1)
+    tokens, costs = sum(e.usage.total for e in endings), [e.dollars for e in endings]
+    accepted = [e for e in endings if e.candidate]
+    if not accepted:
+        # an author without a model has one kernel per task: it fails rather than gives up
+        ending = first.name if job.author.model else "failed"
+        reason = first.reason if job.author.model else first.last_failure
+        return Outcome(task.name, ending, reason, sum(e.attempts for e in endings), tokens=tokens, dollars=total(costs))
+    best = min(accepted, key=lambda e: _rank(e.candidate.report))
+    report = best.candidate.report
+    passport = passport_of(report, task, job.author.name, job.run.id, best.candidate.attempt)
+    if job.author.model:
+        passport.model, passport.prompt_sha256, passport.tips = job.author.model, best.prompt.sha256, list(best.prompt.tips)
+        passport.cost = {"tokens": best.usage.total, **vars(best.usage), "dollars": best.dollars, "samples": len(endings)}
+    keep(job.library, report.source, passport)
+    seconds = sum(e.candidate.report.seconds for e in accepted)
+    reason = report.verdicts[-1].reason
+    return Outcome(task.name, "kept", reason, sum(e.attempts for e in endings), passport.kernel, seconds, tokens, total(costs))
+
+
+def total(costs: list[float | None]) -> float | None:
+    """Sum of dollars; None when any is unknown."""
+    return None if None in costs else sum(costs)
+
+
+def _rank(report: Report) -> tuple:
+    """Order of accepted kernels before they are measured: fewer spills, special functions, instructions, characters."""
+    used = next(v.evidence for v in report.verdicts if v.stage == "resources")
+    counts = used["counts"]
+    return counts.get("STL", 0) + counts.get("LDL", 0), sum(used["mufu"].values()), used["instructions"], len(report.source)
+
+
+def keep(library: Library, source: str, passport: Passport) -> None:
+    """Add a checked kernel; what was measured of the same text before stays with it."""
+    before = next((p for p in library.passports(passport.task) if p.kernel == passport.kernel), None)
+    if before:
+        measured = ("status", "measure", "timings", "device", "ceilings", "reviewer", "review", "created")
+        passport = passport.model_copy(update={f: getattr(before, f) for f in measured})
+    library.add(source, passport)
 
 
 def passport_of(report: Report, task: Task, author: str, run: str | None, attempts: int | None) -> Passport:
@@ -149,4 +258,4 @@ def measure_here(kernels: list[tuple[Task, str, str]], suite: Suite, library: Li
         shutil.rmtree(directory, ignore_errors=True)
 
 
-__all__ = ["NoGpu", "Outcome", "generate_task", "keep_measurement", "measure_bundle", "measure_here", "passport_of"]
+__all__ = ["Job", "NoGpu", "Outcome", "generate", "keep", "keep_measurement", "measure_bundle", "measure_here", "passport_of"]
