@@ -22,7 +22,9 @@ POISON = float("nan")
 class Buffers:
     """One set of operands and outputs of a task at one shape, on the GPU."""
 
-    def __init__(self, task: Task, artefact: Artefact, a: Tensor, b: Tensor, operands: dict[str, Tensor]):
+    def __init__(
+        self, task: Task, artefact: Artefact, a: Tensor, b: Tensor, operands: dict[str, Tensor], poison: bool = True
+    ):
         self.m, self.k = a.shape
         self.n = b.shape[1]
         self.a, self.b = a, b
@@ -36,7 +38,10 @@ class Buffers:
             self.outputs[name] = torch.empty(shape, dtype=dtypes[name], device=a.device)
         signs = EXPERTS[task.name].signs if artefact.author.startswith("expert:") else {}
         self.operands = {n: signed(t, signs.get(n)) for n, t in operands.items()}
-        self.poison()
+        # a selection leaves rows without a target unwritten: they are NaN by contract
+        for name, kind in self.kinds.items():
+            if name in self.outputs and (poison or isinstance(kind, declare.ColVecSelect)):
+                self.outputs[name].fill_(POISON)
 
     def poison(self) -> None:
         """Fill every output with NaN so that anything not written shows."""
