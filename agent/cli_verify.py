@@ -73,12 +73,12 @@ def known_good(suite: Suite, name: str, library: Path | None) -> str:
 
 
 def _print_mutants(tally: Any) -> None:
-    table = Table("mutant", "killed by", "in", "why", title=f"{tally.task}: {tally.rate:.1%} of {len(tally.counted)} killed")
+    table = Table("mutant", "noticed by", "in", title=f"{tally.task}: {tally.rate:.1%} of {len(tally.counted)} killed", box=None)
     for fate in tally.fates:
         by = {"survived": "[red]SURVIVED[/]", "construction": "does not run"}.get(fate.how, escape(fate.output))
         if fate.equivalent:
             by = "[yellow]equivalent[/]" if not fate.killed else "[red]killed, yet listed as equivalent[/]"
-        table.add_row(escape(fate.mutant), by, escape(fate.case), escape((fate.equivalent or fate.reason)[:80]))
+        table.add_row(escape(fate.mutant), by, escape(fate.case or fate.equivalent))
     out.print(table)
     for mutant in tally.stale:
         out.print(f"[red]stale[/] equivalents.yaml names {escape(mutant)!r}, which is no mutant of {tally.task}")

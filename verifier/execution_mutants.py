@@ -153,6 +153,8 @@ def execution_mutants(task: Task, program: Program) -> list[ExecutionMutant]:
                 add("store", f"{name} {what}", _output, name, change)
             add("store", f"{name} truncated instead of rounded", _truncated, name)
             for what, change in _UNROUNDED_FAULTS.items():
+                if change is _other_format and len(task.dtypes) == 1:
+                    continue  # bf16 through fp16 loses nothing; fp16 through bf16 does
                 add("store", f"{name} {what}", _unrounded_output, name, change)
         else:
             for what, change in _VECTOR_OUTPUT_FAULTS.items():
@@ -437,6 +439,10 @@ def _transposed(x: Execution, t: Tensor) -> Tensor:
     return t.mT.contiguous() if t.shape[0] == t.shape[1] else t
 
 
+def _other_format(x: Execution, t: Tensor) -> Tensor:
+    return t.to(torch.bfloat16 if x.half == torch.float16 else torch.float16).float()
+
+
 _STORE_FAULTS = {
     "left unwritten in the last row tile": functools.partial(_fill_tail, 0, float("nan")),
     "left unwritten in the last column tile": functools.partial(_fill_tail, 1, float("nan")),
@@ -455,7 +461,7 @@ _UNROUNDED_FAULTS = {
     "through an 8-bit format": lambda x, t: t.to(torch.float8_e5m2).float(),
     "flushed to zero below 1e-3": lambda x, t: torch.where(t.abs() < 1e-3, 0.0, t),
     "clamped to +-16": lambda x, t: t.clamp(-16, 16),
-    "the other 16-bit format on the way": lambda x, t: t.to(torch.bfloat16 if x.half == torch.float16 else torch.float16).float(),
+    "through the other 16-bit format": _other_format,
 }
 
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import torch
 
 from reference_kernels.tasks import ACT_DTYPES, Task
-from reference_kernels.truth import STYLES, make_inputs, reference_of, truth_of
+from reference_kernels.truth import STYLES, Truth, make_inputs, reference_of, truth_of
 
 from .numerics import judge_output
 from .pool import Answer
@@ -61,6 +62,35 @@ def dtype_names(task: Task, act: str) -> dict[str, str]:
 def judge_interpretation(
     task: Task, act: str, inputs: list[dict], answer: Answer, suite_path: Path | None, seed: int, start: float
 ) -> Verdict:
+    """Verdict on what the worker answered."""
+
+    def failed(reason: str, **evidence) -> Verdict:
+        seconds = time.perf_counter() - start
+        return Verdict(stage="interpret", passed=False, reason=reason, evidence={"act": act, "seed": seed, **evidence}, seconds=seconds)
+
+    if not answer.ok:
+        return failed(f"does not run on CPU tensors: {answer.describe()}", error=answer.error)
+    try:
+        outputs = torch.load(answer.directory / "outputs.pt", weights_only=True)
+    except Exception as e:  # the file is the worker's, so it may hold anything
+        return failed(f"its outputs cannot be read: {type(e).__name__}")
+    if not (isinstance(outputs, list) and all(isinstance(o, dict) for o in outputs)):
+        return failed("its outputs cannot be read: not a dict of outputs per case")
+    if len(outputs) != len(inputs):
+        return failed(f"outputs of {len(outputs)} cases came back, {len(inputs)} were asked for")
+    return judge_outputs(task, act, inputs, outputs, truths(task, act, inputs, suite_path), seed, start)
+
+
+def truths(task: Task, act: str, inputs: list[dict], suite_path: Path | None) -> Iterator[Truth]:
+    """The truth of each case, computed when it is asked for."""
+    reference = reference_of(task, suite_path)
+    for case in inputs:
+        yield truth_of(task, reference, case["a"], case["b"], case["operands"], ACT_DTYPES[act])
+
+
+def judge_outputs(
+    task: Task, act: str, inputs: list[dict], outputs: list[dict], truth_per_case: Iterable[Truth], seed: int, start: float
+) -> Verdict:
     """Verdict over all cases; the first wrong output decides the reason."""
 
     def verdict(passed: bool, reason: str, **evidence) -> Verdict:
@@ -72,19 +102,9 @@ def judge_interpretation(
             seconds=time.perf_counter() - start,
         )
 
-    if not answer.ok:
-        return verdict(False, f"does not run on CPU tensors: {answer.describe()}", error=answer.error)
-    try:
-        outputs = torch.load(answer.directory / "outputs.pt", weights_only=True)
-    except Exception as e:  # the file is the worker's, so it may hold anything
-        return verdict(False, f"its outputs cannot be read: {type(e).__name__}")
-    if len(outputs) != len(inputs):
-        return verdict(False, f"outputs of {len(outputs)} cases came back, {len(inputs)} were asked for")
-    reference, dtype = reference_of(task, suite_path), ACT_DTYPES[act]
     worst: dict[str, dict] = {}
-    for case, got in zip(inputs, outputs, strict=True):
-        a, b, operands = case["a"], case["b"], case["operands"]
-        truth = truth_of(task, reference, a, b, operands, dtype)
+    for case, got, truth in zip(inputs, outputs, truth_per_case, strict=True):
+        a, b = case["a"], case["b"]
         for name in task.outputs:
             if not isinstance(got.get(name), torch.Tensor):
                 return verdict(False, f"{name}: no tensor came back")

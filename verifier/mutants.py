@@ -296,6 +296,7 @@ def _declaration_edits(kernel: ast.FunctionDef) -> Iterator[_Edit]:
         if label in twin:
             yield _Edit("wrong-kind", {id(call): ast.Call(ast.Name(twin[label], ast.Load()), [], call.keywords)})
         if label.endswith("VecReduce"):
-            combine = ast.keyword("combine", ast.Constant("max"))
+            now = next((k.value.value for k in call.keywords if k.arg == "combine"), "add")
+            combine = ast.keyword("combine", ast.Constant("max" if now == "add" else "add"))
             kept = [k for k in call.keywords if k.arg not in ("combine", "product")]
             yield _Edit("wrong-kind", {id(call): ast.Call(call.func, [], [*kept, combine])})

@@ -8,24 +8,21 @@ declarations with the task, and the interpreter's outputs on the inputs of
 from __future__ import annotations
 
 import linecache
-import tempfile
 import time
 import types
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import torch
 import yaml
 
 from primitives.declare import Program
 from reference_kernels.tasks import Task
 
 from .execution_mutants import Execution, Outputs, execution_mutants
-from .interpretation import cases, judge_interpretation
+from .interpretation import cases, judge_outputs, truths
 from .mutants import source_mutants
 from .policy import check_policy
-from .pool import Answer
 from .verdict import HarnessError
 
 EQUIVALENTS = Path(__file__).resolve().parent.parent / "reference_kernels" / "equivalents.yaml"
@@ -137,43 +134,28 @@ class Bench:
     """The inputs of one task and the judgement of whatever was computed from them."""
 
     def __init__(self, task: Task, suite_path: Path | None = None, seed: int = SEED):
-        self.task, self.suite_path, self.seed = task, suite_path, seed
+        self.task, self.seed = task, seed
         self.inputs = {act: cases(task, act, seed) for act in task.dtypes}
-        self._scratch = tempfile.TemporaryDirectory(prefix="coda-agent-mutants-")
-
-    def __enter__(self) -> "Bench":
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self._scratch.cleanup()
+        self.truths = {act: list(truths(task, act, inputs, suite_path)) for act, inputs in self.inputs.items()}
 
     def fate(self, execute: Callable[[str, dict], Outputs]) -> tuple[str, str, str, str]:
         """(how, reason, output, case) of an execution judged on every case, until one kills it."""
         for act, inputs in self.inputs.items():
-            outputs = []
-            for case in inputs:
+            for case, truth in zip(inputs, self.truths[act], strict=True):
                 try:
-                    outputs.append(execute(act, case))
+                    outputs = [execute(act, case)]
                 except Exception as e:  # a mutant may do anything; not to run is one way to be noticed
-                    return "construction", f"does not run: {type(e).__name__}: {e}", "", ""
-                verdict = self._judge(act, [case], outputs[-1:])
+                    return "construction", f"does not run: {type(e).__name__}: {str(e)[:200]}", "", ""
+                verdict = judge_outputs(self.task, act, [case], outputs, [truth], self.seed, time.perf_counter())
                 if not verdict.passed:
                     return self._told(verdict)
-            verdict = self._judge(act, inputs, outputs)  # rules that look at several cases together
-            if not verdict.passed:
-                return self._told(verdict)
         return "survived", "", "", ""
-
-    def _judge(self, act: str, inputs: list[dict], outputs: list[Outputs]):
-        directory = Path(self._scratch.name)
-        torch.save(outputs, directory / "outputs.pt")
-        answer = Answer({"ok": True}, directory)
-        return judge_interpretation(self.task, act, inputs, answer, self.suite_path, self.seed, time.perf_counter())
 
     @staticmethod
     def _told(verdict) -> tuple[str, str, str, str]:
-        reason, _, where = verdict.reason.rpartition(" [")
-        return "numerics", reason, verdict.evidence.get("finding", {}).get("output", ""), where.rstrip("]")
+        shape, style = verdict.evidence.get("shape"), verdict.evidence.get("style", "")
+        where = f"{'x'.join(map(str, shape))} {verdict.evidence['act']} {style}" if shape else verdict.evidence["act"]
+        return "numerics", verdict.reason, verdict.evidence.get("finding", {}).get("output", ""), where
 
 
 def mutate(
@@ -191,13 +173,13 @@ def mutate(
     start = time.perf_counter()
     equivalents = equivalents or {}
     tally = Tally(task.name)
-    with Bench(task, suite_path, seed) as bench:
-        program = load_program(source, task.name)
-        how, reason, _, case = bench.fate(lambda act, case: Execution(task, program, act, case).run())
-        if how != "survived":
-            raise HarnessError(f"{task.name}: the kernel to be mutated fails itself: {reason} [{case}]")
-        for family, operator, name, told in _all_fates(bench, task, source, program):
-            tally.fates.append(Fate(name, family, operator, *told, equivalent=equivalents.get(name, "")))
+    bench = Bench(task, suite_path, seed)
+    program = load_program(source, task.name)
+    how, reason, _, _ = bench.fate(lambda act, case: Execution(task, program, act, case).run())
+    if how != "survived":
+        raise HarnessError(f"{task.name}: the kernel to be mutated fails itself: {reason}")
+    for family, operator, name, told in _all_fates(bench, task, source, program):
+        tally.fates.append(Fate(name, family, operator, *told, equivalent=equivalents.get(name, "")))
     names = {f.mutant for f in tally.fates}
     tally.stale = [m for m in equivalents if m not in names]
     tally.seconds = time.perf_counter() - start
