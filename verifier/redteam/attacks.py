@@ -239,7 +239,7 @@ ATTACKS = [
     Attack("short_outputs", ["A07", "K04"], "outputs for fewer cases than asked", "interpret",
            "cannot be read|cases", _short_outputs),
     Attack("lazy_outputs", ["E04", "B12"], "an output that is no tensor", "interpret", "no tensor", _lazy_outputs),
-    Attack("missing_output", ["B13"], "leave one output out of the file", "interpret", "no tensor", _missing_output),
+    Attack("outputs_missing_one", ["B13"], "leave one output out of the file", "interpret", "no tensor", _missing_output),
     Attack("expanded_output", ["D19"], "an output that would fill the memory when compared", "interpret",
            "shape", _expanded_output),
     Attack("forged_answers", ["D10", "K04"], "answer for other jobs on the worker's own channel", "worker",
