@@ -10,6 +10,7 @@ from typing import Any
 from generated.library import Library
 from reference_kernels.tasks import Suite, SuiteError, load_suite
 from verifier.pool import Pool
+from verifier.verdict import HarnessError
 
 from . import tips
 from .authors import Author, make_author
@@ -138,7 +139,10 @@ def start_run(root: Path, settings: Settings) -> Campaign:
     Ledger(
         limits, price_of(author.model, settings.price) if author.model else None
     )  # refuses before anything is written
-    settings.library = str(Library(Path(settings.library) if settings.library else None).root)
+    for field in ("suite", "tips"):  # a resume may come from another directory
+        if getattr(settings, field):
+            setattr(settings, field, str(Path(getattr(settings, field)).resolve()))
+    settings.library = str(Library(Path(settings.library) if settings.library else None).root.resolve())
     run = Run.start(root, **asdict(settings))
     return Campaign(run, settings, author, limits)
 
@@ -151,7 +155,9 @@ def resume_run(root: Path, name: str, asked: Settings, given: set[str]) -> Campa
     """
     run = Run.resume(root, name)
     try:
-        started = next(e for e in run.events() if e["event"] == "start")
+        started = next((e for e in run.events() if e["event"] == "start"), None)
+        if started is None or "tasks" not in started:
+            raise HarnessError(f"run {run.id} holds no start: it was cut off as it began; start a new one")
         known = {f.name for f in fields(Settings)}
         settings = Settings(**{k: v for k, v in started.items() if k in known})
         for field in ("suite", "library", "tips"):

@@ -13,9 +13,11 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 from rich.live import Live
+from rich.markup import escape
 from rich.syntax import Syntax
 from rich.table import Table
 
+from agent.redact import redact
 from generated.library import Library, LibraryError, Passport
 from reference_kernels.tasks import Suite, SuiteError, load_suite
 from verifier.verdict import HarnessError
@@ -47,8 +49,8 @@ def main() -> None:
         app()
     except (SuiteError, LibraryError, HarnessError) as e:
         if "--json" in sys.argv:
-            emit({"error": str(e)})
-        err.print(f"[red]error:[/] {e}", markup=True, highlight=False, soft_wrap=True)
+            emit({"error": redact(str(e))})
+        err.print(f"[red]error:[/] {escape(redact(str(e)))}", highlight=False, soft_wrap=True)
         sys.exit(ERROR)
     except KeyboardInterrupt:
         err.print("interrupted")
@@ -449,10 +451,10 @@ def hold(campaign: Any, as_json: bool) -> None:
     raise typer.Exit(FAIL if failed else PASS)
 
 
-from agent.cli_authors import register
+if __name__ == "__main__":  # run the importable copy: the other modules add their verbs to that one
+    from agent.cli import main as run
 
-register(app)
-import agent.cli_verify  # noqa: F401  (adds mutate and redteam)
-
-if __name__ == "__main__":
-    main()
+    run()
+else:
+    import agent.cli_authors
+    import agent.cli_verify  # noqa: F401

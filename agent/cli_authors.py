@@ -24,6 +24,7 @@ from .cli import (
     _read,
     _suite,
     _task_of,
+    app,
     emit,
     out,
 )  # fmt: skip
@@ -35,15 +36,11 @@ tips_app = typer.Typer(help="The tips log: what authors should know about this s
 TipsOption = Annotated[Path | None, typer.Option("--tips", help="Tips log instead of the built-in one.")]
 
 
-def register(app: typer.Typer) -> None:
-    """Add the verbs of this module to the command line."""
-    app.command()(prompt)
-    app.command()(submit)
-    app.command()(mcp)
-    app.add_typer(runs_app, name="runs")
-    app.add_typer(tips_app, name="tips")
+app.add_typer(runs_app, name="runs")
+app.add_typer(tips_app, name="tips")
 
 
+@app.command()
 def prompt(
     task: Annotated[str, typer.Argument(help="Task to write a kernel for.")],
     diff: Annotated[str | None, typer.Option(help="Show what changed since this run (id, prefix or 'last').")] = None,
@@ -90,6 +87,7 @@ def prompt(
     return None
 
 
+@app.command()
 def submit(
     file: Annotated[
         Path,
@@ -128,6 +126,7 @@ def submit(
     raise typer.Exit(PASS if done.passport else FAIL)
 
 
+@app.command()
 def mcp(tasks_file: TasksOption = None, library: LibraryOption = None, tips_log: TipsOption = None) -> None:
     """Serve the author's tools over the Model Context Protocol on standard input and output."""
     from .mcp_server import serve

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -100,15 +101,27 @@ def _rates(tallies: list) -> Table:
 def redteam(
     only: Annotated[list[str] | None, typer.Argument(help="Only cases whose name or code contains one of these.")] = None,
     gpu: Annotated[bool, typer.Option("--gpu", help="The cases that need a Hopper GPU, instead of the others.")] = False,
+    compile_to: Annotated[Path | None, typer.Option(help="Only compile the GPU cases into this directory, to run elsewhere.")] = None,
+    compiled: Annotated[Path | None, typer.Option("--compiled", help="With --gpu: a directory of --compile-to.")] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Run the known exploits and the honest controls against this harness."""
     from verifier.redteam.attacks import ATTACKS
     from verifier.redteam.case import load_cases
-    from verifier.redteam.gpu import run_gpu
+    from verifier.redteam.gpu import compile_cases, run_gpu
     from verifier.redteam.runner import run
 
     from .library_attacks import ATTACKS as LIBRARY_ATTACKS
+
+    if compile_to:
+        with Progress(as_json) as progress, _pool() as pool:
+            progress("red team", "compiling the GPU cases")
+            compile_cases(pool, compile_to, load_cases("gpu"))
+        if as_json:
+            emit({"compiled": str(compile_to)})
+        else:
+            out.print(f"Run them on a Hopper GPU: coda-agent redteam --gpu --compiled {compile_to}", highlight=False)
+        raise typer.Exit(PASS)
 
     def wanted(case: Any) -> bool:
         return not only or any(o in case.name or o in case.codes for o in only)
@@ -118,13 +131,13 @@ def redteam(
     if not cases and not attacks:
         raise HarnessError(f"no red-team case matches {', '.join(only or [])}")
     done: list = []
-    with Progress(as_json) as progress, _pool() as pool:
+    with Progress(as_json) as progress, nullcontext() if gpu and compiled else _pool() as pool:
 
         def note(outcome: Any) -> None:
             done.append(outcome)
             progress("red team", f"{len(done)} of {len(cases) + len(attacks)}, last {outcome.name}")
 
-        outcomes = run_gpu(pool, cases, note) if gpu else run(pool, cases, attacks, note)
+        outcomes = run_gpu(pool, cases, note, compiled) if gpu else run(pool, cases, attacks, note)
     failed = [o for o in outcomes if not o.ok and not o.skipped]
     skipped = [o for o in outcomes if o.skipped]
     if as_json:

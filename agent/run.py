@@ -29,6 +29,7 @@ class Run:
         self.id = directory.name
         self.path = directory / "journal.jsonl"
         self._writing = threading.Lock()
+        self._whole = False  # the journal is known to end in a line end
         self._lock = FileLock(directory / ".lock", timeout=0)
         try:
             self._lock.acquire()
@@ -70,16 +71,24 @@ class Run:
 
     def log(self, event: str, **data: Any) -> None:
         """Append one event, on disk before this returns."""
-        line = {"time": datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds"), "event": event, **data}
+        line = {"time": datetime.datetime.now(datetime.UTC).isoformat(timespec="microseconds"), "event": event, **data}
         try:
             with self._writing, self.path.open("a") as f:
-                f.write(redact(json.dumps(line)) + "\n")
+                f.write(self._separator() + redact(json.dumps(line)) + "\n")
                 f.flush()
                 os.fsync(f.fileno())
         except OSError as e:
             raise HarnessError(
                 f"cannot write the journal {self.path}: {e.strerror}; free space, then --resume {self.id}"
             ) from e
+
+    def _separator(self) -> str:
+        """A line end when a power cut left half a line, so that the next event is not glued to it."""
+        if self._whole:
+            return ""
+        self._whole = True
+        data = self.path.read_bytes() if self.path.exists() else b""
+        return "\n" if data and not data.endswith(b"\n") else ""
 
     def keep_prompt(self, prompt: Prompt) -> None:
         """Store a prompt under its hash, once."""
@@ -116,8 +125,14 @@ class Run:
 
 
 def run_directories(root: Path) -> list[Path]:
-    """Every run below ``root``, oldest first."""
-    return sorted(p.parent for p in root.glob("*/journal.jsonl"))
+    """Every run below ``root``, in the order in which they were started."""
+
+    def started(directory: Path) -> tuple[str, str]:
+        # the name holds whole seconds only, and a random end
+        first = next(iter(read_events(directory)), {})
+        return first.get("time", ""), directory.name
+
+    return sorted((p.parent for p in root.glob("*/journal.jsonl")), key=started)
 
 
 def find_run(root: Path, name: str) -> Path:
@@ -137,11 +152,13 @@ def find_run(root: Path, name: str) -> Path:
 def read_events(directory: Path) -> list[dict]:
     """All complete events of a run, also of one that is going on."""
     out, path = [], directory / "journal.jsonl"
-    for line in path.read_text().splitlines() if path.exists() else ():
+    for line in path.read_text(errors="replace").splitlines() if path.exists() else ():
         try:
-            out.append(json.loads(line))
+            event = json.loads(line)
         except ValueError:
             continue
+        if isinstance(event, dict) and "event" in event:
+            out.append(event)
     return out
 
 
