@@ -14,7 +14,20 @@ from reference_kernels.tasks import Suite, SuiteError
 from verifier.verdict import HarnessError
 
 from .cli import (
-    FAIL, PASS, JsonOption, LibraryOption, Progress, TasksOption, _library, _pool, _read, _suite, app, emit, err, out,
+    FAIL,
+    PASS,
+    JsonOption,
+    LibraryOption,
+    Progress,
+    TasksOption,
+    _library,
+    _pool,
+    _read,
+    _suite,
+    app,
+    emit,
+    err,
+    out,
 )  # fmt: skip
 
 
@@ -22,7 +35,10 @@ from .cli import (
 def mutate(
     names: Annotated[list[str] | None, typer.Argument(help="Tasks whose tests to test.")] = None,
     every: Annotated[bool, typer.Option("--all", help="Every task of the suite.")] = False,
-    kernel: Annotated[Path | None, typer.Option(help="A known-good kernel of the one task (default: composed, else from the library).")] = None,
+    kernel: Annotated[
+        Path | None,
+        typer.Option(help="A known-good kernel of the one task (default: composed, else from the library)."),
+    ] = None,
     seed: Annotated[int | None, typer.Option(help="Seed of the inputs (default: always the same).")] = None,
     tasks_file: TasksOption = None,
     library: LibraryOption = None,
@@ -48,7 +64,9 @@ def mutate(
             progress(name, "judging mutants")
             source = _read(kernel) if kernel else known_good(suite, name, library)
             listed = {} if kernel or tasks_file else equivalents.get(name, {})
-            tally = judge_mutants(suite[name], source, listed, tasks_file and suite.path, SEED if seed is None else seed)
+            tally = judge_mutants(
+                suite[name], source, listed, tasks_file and suite.path, SEED if seed is None else seed
+            )
             tallies.append(tally)
             progress.done(name)
             if not as_json:
@@ -74,7 +92,9 @@ def known_good(suite: Suite, name: str, library: Path | None) -> str:
 
 
 def _print_mutants(tally: Any) -> None:
-    table = Table("mutant", "noticed by", "in", title=f"{tally.task}: {tally.rate:.1%} of {len(tally.counted)} killed", box=None)
+    table = Table(
+        "mutant", "noticed by", "in", title=f"{tally.task}: {tally.rate:.1%} of {len(tally.counted)} killed", box=None
+    )
     for fate in tally.fates:
         by = {"survived": "[red]SURVIVED[/]", "construction": "does not run"}.get(fate.how, escape(fate.output))
         if fate.equivalent:
@@ -99,10 +119,18 @@ def _rates(tallies: list) -> Table:
 
 @app.command()
 def redteam(
-    only: Annotated[list[str] | None, typer.Argument(help="Only cases whose name or code contains one of these.")] = None,
-    gpu: Annotated[bool, typer.Option("--gpu", help="The cases that need a Hopper GPU, instead of the others.")] = False,
-    compile_to: Annotated[Path | None, typer.Option(help="Only compile the GPU cases into this directory, to run elsewhere.")] = None,
-    compiled: Annotated[Path | None, typer.Option("--compiled", help="With --gpu: a directory of --compile-to.")] = None,
+    only: Annotated[
+        list[str] | None, typer.Argument(help="Only cases whose name or code contains one of these.")
+    ] = None,
+    gpu: Annotated[
+        bool, typer.Option("--gpu", help="The cases that need a Hopper GPU, instead of the others.")
+    ] = False,
+    compile_to: Annotated[
+        Path | None, typer.Option(help="Only compile the GPU cases into this directory, to run elsewhere.")
+    ] = None,
+    compiled: Annotated[
+        Path | None, typer.Option("--compiled", help="With --gpu: a directory of --compile-to.")
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Run the known exploits and the honest controls against this harness."""
@@ -141,7 +169,14 @@ def redteam(
     failed = [o for o in outcomes if not o.ok and not o.skipped]
     skipped = [o for o in outcomes if o.skipped]
     if as_json:
-        emit({"passed": not failed, "failed": len(failed), "skipped": len(skipped), "cases": [o.as_dict() for o in outcomes]})
+        emit(
+            {
+                "passed": not failed,
+                "failed": len(failed),
+                "skipped": len(skipped),
+                "cases": [o.as_dict() for o in outcomes],
+            }
+        )
     else:
         out.print(_outcomes(outcomes))
         out.print(f"{len(outcomes) - len(failed) - len(skipped)} of {len(outcomes)} as they must be", highlight=False)

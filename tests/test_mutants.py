@@ -135,7 +135,9 @@ def test_mutants_import_what_they_use():
 # --- execution mutants -----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["gemm_residual_rmsnorm", "gemm_cross_entropy", "gemm_rmsnorm_rope_lean", "gemm_swiglu_bwd"])
+@pytest.mark.parametrize(
+    "name", ["gemm_residual_rmsnorm", "gemm_cross_entropy", "gemm_rmsnorm_rope_lean", "gemm_swiglu_bwd"]
+)
 def test_the_faithful_fold_is_the_interpreter(name):
     """The faults sit on a copy of the reduction; without a fault it must give what the interpreter gives."""
     task, program = SUITE[name], load_program(compose(SUITE[name]))
@@ -145,7 +147,9 @@ def test_the_faithful_fold_is_the_interpreter(name):
         assert all(torch.equal(v, honest[n]) or honest[n].isnan().any() for n, v in x.run(product=x.product()).items())
         for output, kind in program.sinks.items():
             if kind.label != "ColVecSelect":
-                torch.testing.assert_close(x.fold(output, x.reduced_values(output)), honest[output], rtol=1e-6, atol=1e-6)
+                torch.testing.assert_close(
+                    x.fold(output, x.reduced_values(output)), honest[output], rtol=1e-6, atol=1e-6
+                )
 
 
 def test_every_fault_changes_something():
@@ -170,13 +174,21 @@ def test_verb_prints_the_rate_and_exits_zero():
     result = CliRunner().invoke(app, ["mutate", "gemm_rmsnorm", "--json"])
     assert result.exit_code == 0, result.output
     (tally,) = json.loads(result.stdout)["tasks"]
-    assert tally["rate"] == 1.0 and tally["killed"] == tally["counted"] == len(tally["fates"]) - tally["by_construction"]
+    assert (
+        tally["rate"] == 1.0 and tally["killed"] == tally["counted"] == len(tally["fates"]) - tally["by_construction"]
+    )
     assert all(f["output"] == "y" and f["case"] for f in tally["fates"] if f["how"] == "numerics")
 
 
 def test_verb_exits_one_when_mutants_live(tmp_path):
     body = TASK.model_dump(mode="json", exclude={"name", "paper"}, exclude_defaults=True)
-    body |= {"ops": [str(o) for o in TASK.ops], "max_ratio": 1e9, "mean_ratio": 1e9, "reference": "r.py:gemm_rmsnorm", "b": "kn"}
+    body |= {
+        "ops": [str(o) for o in TASK.ops],
+        "max_ratio": 1e9,
+        "mean_ratio": 1e9,
+        "reference": "r.py:gemm_rmsnorm",
+        "b": "kn",
+    }
     (tmp_path / "r.py").write_text("def gemm_rmsnorm(acc, rstd):\n    return {'y': acc * rstd[:, None]}\n")
     (tmp_path / "weak.yaml").write_text(yaml.safe_dump({"version": 1, "tasks": {"gemm_rmsnorm": body}}))
     result = CliRunner().invoke(app, ["mutate", "--all", "--tasks", str(tmp_path / "weak.yaml"), "--json"])

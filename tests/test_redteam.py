@@ -9,11 +9,13 @@ from typer.testing import CliRunner
 
 from agent.cli import app
 from agent.library_attacks import ATTACKS as LIBRARY_ATTACKS
+from verifier.gpu import NoGpu
 from verifier.policy import check_policy
 from verifier.redteam.attacks import ATTACKS, Attack
 from verifier.redteam.case import Case, load_cases, suites
-from verifier.redteam.gpu import TAMPERS, run_gpu, source_of
+from verifier.redteam.gpu import TAMPERS, read_cases, run_gpu, source_of
 from verifier.redteam.runner import run, run_attack
+from verifier.verdict import HarnessError
 
 CASES, GPU_CASES = load_cases(), load_cases("gpu")
 ALL_ATTACKS = [*ATTACKS, *LIBRARY_ATTACKS]
@@ -51,11 +53,27 @@ def test_wrong_device_code_is_rejected_on_the_gpu(pool):
     assert not wrong, "\n".join(wrong)
 
 
+@pytest.mark.skipif(has_hopper(), reason="there is a GPU")
+def test_without_a_gpu_it_says_so():
+    result = CliRunner().invoke(app, ["redteam", "--gpu", "--compiled", "nowhere"])
+    assert isinstance(result.exception, NoGpu) and "Hopper GPU" in str(result.exception)
+
+
+def test_compiled_cases_of_other_sources_are_refused(tmp_path):
+    with pytest.raises(HarnessError, match="compile-to"):
+        read_cases(tmp_path, GPU_CASES)
+    (tmp_path / "bundle.json").write_text('{"manifests": []}')
+    with pytest.raises(HarnessError, match="other sources of gpu_honest_before"):
+        read_cases(tmp_path, GPU_CASES)
+
+
 # --- the red team can fail ---------------------------------------------------------------------
 
 
 def one(pool, **fields):
-    case = Case(**{"name": "probe", "codes": ["K24"], "what": "a probe", "stage": "policy", "reason": "an import", **fields})
+    case = Case(
+        **{"name": "probe", "codes": ["K24"], "what": "a probe", "stage": "policy", "reason": "an import", **fields}
+    )
     (outcome,) = run(pool, [case], [])
     return outcome
 

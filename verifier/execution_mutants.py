@@ -32,10 +32,10 @@ class _Given:
     def __init__(self, shape: tuple[int, int], product: Tensor | None = None):
         self.shape, self.product = shape, product
 
-    def to(self, dtype: torch.dtype) -> "_Given":
+    def to(self, dtype: torch.dtype) -> _Given:
         return self
 
-    def __matmul__(self, other: "_Given") -> Tensor:
+    def __matmul__(self, other: _Given) -> Tensor:
         return self.product
 
 

@@ -59,7 +59,9 @@ def source_mutants(source: str) -> list[SourceMutant]:
     for edit in _declaration_edits(kernel):
         text = ast.unparse(_rebuilt(tree, edit.changes))
         old = next(n for n in ast.walk(kernel) if id(n) in edit.changes)
-        found.append(SourceMutant(edit.operator, f"{edit.operator}: {_text(old)} => {_text(edit.changes[id(old)])}", text))
+        found.append(
+            SourceMutant(edit.operator, f"{edit.operator}: {_text(old)} => {_text(edit.changes[id(old)])}", text)
+        )
     return found
 
 
@@ -275,7 +277,9 @@ def _return_edits(result: ast.Dict) -> Iterator[_Edit]:
 
 def _swapped_operands(statement: ast.stmt, kinds: dict[str, str]) -> Iterator[_Edit]:
     """Two names of the same kind exchanged throughout one statement."""
-    loads = [n for n in ast.walk(statement) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load) and n.id in kinds]
+    loads = [
+        n for n in ast.walk(statement) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load) and n.id in kinds
+    ]
     names = sorted({n.id for n in loads})
     for i, a in enumerate(names):
         for b in names[i + 1 :]:
@@ -287,7 +291,12 @@ def _swapped_operands(statement: ast.stmt, kinds: dict[str, str]) -> Iterator[_E
 
 def _declaration_edits(kernel: ast.FunctionDef) -> Iterator[_Edit]:
     """Wrong kinds and options; the comparison with the task must refuse each."""
-    twin = {"RowVecLoad": "ColVecLoad", "ColVecLoad": "RowVecLoad", "ColVecReduce": "RowVecReduce", "RowVecReduce": "ColVecReduce"}
+    twin = {
+        "RowVecLoad": "ColVecLoad",
+        "ColVecLoad": "RowVecLoad",
+        "ColVecReduce": "RowVecReduce",
+        "RowVecReduce": "ColVecReduce",
+    }
     for keyword in (k for d in kernel.decorator_list for k in d.keywords):
         call = keyword.value
         label = getattr(getattr(call, "func", None), "id", "")

@@ -108,7 +108,9 @@ def load_equivalents(path: Path = EQUIVALENTS) -> dict[str, dict[str, str]]:
     """
     try:
         content = yaml.safe_load(path.read_text())
-        listed = {t: {e["mutant"]: e["reason"].strip() for e in entries} for t, entries in content["equivalents"].items()}
+        listed = {
+            t: {e["mutant"]: e["reason"].strip() for e in entries} for t, entries in content["equivalents"].items()
+        }
     except (OSError, yaml.YAMLError, KeyError, TypeError, AttributeError) as e:
         raise HarnessError(f"cannot read {path}: {e}; each entry needs 'mutant' and 'reason'") from e
     bare = [m for entries in listed.values() for m, reason in entries.items() if len(reason) < 20]

@@ -174,7 +174,9 @@ def _missing_output(pool: Pool) -> str:
 
 def _expanded_output(pool: Pool) -> str:
     """A tiny storage that claims to be a terabyte."""
-    return _judge(lambda d: torch.save([{"y": torch.zeros(1).as_strided((1 << 20, 1 << 20), (0, 0))}], d / "outputs.pt"))
+    return _judge(
+        lambda d: torch.save([{"y": torch.zeros(1).as_strided((1 << 20, 1 << 20), (0, 0))}], d / "outputs.pt")
+    )
 
 
 _FORGER = """\

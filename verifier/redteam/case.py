@@ -59,7 +59,7 @@ class Case(BaseModel):
     tamper: str | None = None  # gpu cases: a name of ``gpu.TAMPERS``
 
     @model_validator(mode="after")
-    def _says_why(self) -> "Case":
+    def _says_why(self) -> Case:
         if self.stage != "accepted" and not self.reason:
             raise ValueError(f"case {self.name}: an exploit needs the reason it is rejected for")
         return self

@@ -8,6 +8,7 @@ candidate shows in the next one.
 from __future__ import annotations
 
 import hashlib
+import json
 import shutil
 import tempfile
 import time
@@ -70,40 +71,76 @@ def source_of(case: Case) -> str:
     return f"{text}# {case.name}\n"
 
 
-def compile_cases(pool: Pool, directory: Path, cases: list[Case]) -> Bundle:
-    """Compile every case in both dtypes; nothing is refused here for what it declares."""
-    tasks = {c.task: load_suite()[c.task] for c in cases}
-    kernels = [(tasks[c.task], source_of(c), c.name) for c in cases]
+def compile_cases(pool: Pool, directory: Path, cases: list[Case]) -> None:
+    """Compile every case in both dtypes; nothing is refused here for what it declares.
+
+    Raises:
+        HarnessError: a case does not compile, so it would show nothing.
+    """
+    kernels = [(load_suite()[c.task], source_of(c), c.name) for c in cases]
     content = build(kernels, directory, pool, configs=CONFIGS[:1], experts=False)
     if content["failed"]:
         first = content["failed"][0]
         raise HarnessError(f"red-team case {first['author']} does not compile: {first['reason']}")
-    paths = [directory / name for name in content["manifests"]]
-    artefacts = [(str(p.resolve()), Artefact.model_validate_json(p.read_text())) for p in paths]
-    return Bundle(directory, content, artefacts, tasks)
+
+
+def read_cases(directory: Path, cases: list[Case]) -> Bundle:
+    """The compiled cases, without the refusals of ``measure.read_bundle``.
+
+    Raises:
+        HarnessError: they are missing or of other sources.
+    """
+    try:
+        content = json.loads((directory / "bundle.json").read_text())
+        paths = [directory / name for name in content["manifests"]]
+        artefacts = [(str(p.resolve()), Artefact.model_validate_json(p.read_text())) for p in paths]
+    except (OSError, ValueError, KeyError) as e:
+        raise HarnessError(
+            f"no compiled red-team cases in {directory} ({e}); run 'coda-agent redteam --compile-to {directory}'"
+        ) from e
+    there = {(a.author, a.source_sha256) for _, a in artefacts}
+    missing = [c.name for c in cases if (c.name, _digest(c)) not in there]
+    if missing:
+        raise HarnessError(f"{directory} holds other sources of {', '.join(missing)}; compile them again")
+    return Bundle(directory, content, artefacts, {c.task: load_suite()[c.task] for c in cases})
+
+
+def _digest(case: Case) -> str:
+    return hashlib.sha256(source_of(case).encode()).hexdigest()
 
 
 def run_gpu(
-    pool: Pool,
+    pool: Pool | None,
     chosen: list[Case] | None = None,
     progress: Callable[[Outcome], None] = lambda outcome: None,
+    compiled: Path | None = None,
 ) -> list[Outcome]:
     """Every GPU case, in order, on one worker.
+
+    Args:
+        pool: compiles the cases; not needed when they are given.
+        compiled: directory of ``compile_cases``, made on any machine; it is not changed.
 
     Raises:
         NoGpu: there is no Hopper GPU here.
     """
-    cases = load_cases("gpu") if chosen is None else chosen
+    every = load_cases("gpu")  # some cases are tampered with using the object of another
+    cases = every if chosen is None else chosen
     outcomes = []
     with _Impatient() as worker, tempfile.TemporaryDirectory(prefix="coda-agent-redteam-") as tmp:
-        bundle = compile_cases(pool, Path(tmp), cases)
+        directory = Path(tmp) / "compiled"
+        if compiled:
+            shutil.copytree(compiled, directory)
+        else:
+            compile_cases(pool, directory, every)
+        bundle = read_cases(directory, every)
         for case in cases:
             if case.tamper:
                 TAMPERS[case.tamper](bundle, case)
         session = Session(worker, bundle)
         for case in cases:
             start = time.perf_counter()
-            subject = Measurement(case.task, case.name, hashlib.sha256(source_of(case).encode()).hexdigest())
+            subject = Measurement(case.task, case.name, _digest(case))
             session._numerics(bundle.tasks[case.task], subject)
             verdict = subject.verdicts[-1]
             stage = "accepted" if subject.passed else verdict.stage
@@ -173,9 +210,7 @@ def _object_and_hash_swapped(bundle: Bundle, case: Case) -> None:
 def _dtypes_exchanged(bundle: Bundle, case: Case) -> None:
     own = {a.act: a for _, a in _own(bundle, case)}
     other = {"bf16": own["fp16"], "fp16": own["bf16"]}
-    _rewrite(
-        bundle, case, object=lambda a: other[a.act].object, object_sha256=lambda a: other[a.act].object_sha256
-    )
+    _rewrite(bundle, case, object=lambda a: other[a.act].object, object_sha256=lambda a: other[a.act].object_sha256)
 
 
 TAMPERS = {

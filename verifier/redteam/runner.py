@@ -102,7 +102,9 @@ def _case(case: Case, pool: Pool, listed: Suite, own: Suite) -> Outcome:
     task, suite_path = find_task(case.task, listed, own)
     if case.dtypes:
         task = task.model_copy(update={"dtypes": case.dtypes})
-    stage, reason = {"check": _checked, "worker": _in_worker, "compiled": _compiled}[case.how](case, task, suite_path, pool)
+    stage, reason = {"check": _checked, "worker": _in_worker, "compiled": _compiled}[case.how](
+        case, task, suite_path, pool
+    )
     return judged(case, stage, reason, time.perf_counter() - start)
 
 
@@ -133,7 +135,10 @@ def _in_worker(case: Case, task: Task, suite_path: Path | None, pool: Pool) -> t
     fields: dict = {}
     if case.job == "interpret":
         inputs = interpret_cases(task, act, SEED)[:1]
-        fields = {"inputs": [{k: v for k, v in c.items() if k != "style"} for c in inputs], "dtypes": dtype_names(task, act)}
+        fields = {
+            "inputs": [{k: v for k, v in c.items() if k != "style"} for c in inputs],
+            "dtypes": dtype_names(task, act),
+        }
     if case.job == "compile":
         answer = submit_compile(pool, case.text, task, act, DEFAULT_CONFIG).result()
     else:
