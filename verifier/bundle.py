@@ -114,6 +114,21 @@ def usable_configs(task: Task, configs: list[dict] = CONFIGS) -> list[dict]:
     return usable
 
 
+def _keep(about: dict, answer: Answer, directory: Path, content: dict) -> Artefact | None:
+    """Save one compiled object with its manifest, or note why there is none."""
+    task, act, config = about["task"], about["act"], about["config"]
+    if not answer.ok:
+        failed = {"task": task.name, "author": about["author"], "act": act, "config": config}
+        content["failed"].append({**failed, "reason": answer.describe()[:300]})
+        return None
+    if "source" in about:
+        artefact = make_artefact(answer, about["source"], task, act, about["author"], config)
+    else:
+        artefact = expert_artefact(answer, task, act, config)
+    content["manifests"].append(save_artefact(artefact, answer.directory / "kernel.o", directory).name)
+    return artefact
+
+
 def build(
     kernels: list[tuple[Task, str, str]],
     directory: Path,
@@ -127,7 +142,8 @@ def build(
 ) -> dict:
     """Compile ``kernels`` (task, source, author) and write the bundle.
 
-    fp16 and the first configuration are always built, for the numerics.
+    The first configuration is built in every dtype, for the numerics. A kernel whose
+    objects equal an earlier kernel's is built in no other: its times are that kernel's.
 
     Returns:
         The content of ``bundle.json``: manifests by kernel, and what did not compile.
@@ -139,33 +155,43 @@ def build(
         directory.mkdir(parents=True, exist_ok=True)
     except OSError as e:
         raise HarnessError(f"cannot write the bundle to {directory}: {e.strerror}; give another directory") from e
-    jobs: list[tuple[dict, Future]] = []
-    for task, source, author in kernels:
-        for act in task.dtypes:
-            chosen = usable_configs(task, configs) if act in acts else usable_configs(task, configs)[:1]
-            for config in chosen:
-                about = {"task": task, "source": source, "author": author, "act": act, "config": config}
-                jobs.append((about, submit_compile(pool, source, task, act, config)))
-    for task in {t.name: t for t, _, _ in kernels}.values() if experts else ():
-        if task.name in EXPERTS:
-            for config in usable_configs(task, configs):
-                about = {"task": task, "author": EXPERT_AUTHOR, "act": acts[0], "config": config}
-                jobs.append((about, submit_expert(pool, task, acts[0], config)))
     content = {"format": FORMAT, "kernels": [], "manifests": [], "failed": []}
-    for done, (about, future) in enumerate(jobs, 1):
-        answer = future.result()
-        task, act, config = about["task"], about["act"], about["config"]
-        if not answer.ok:
-            content["failed"].append(
-                {"task": task.name, "author": about["author"], "act": act, "config": config, "reason": answer.describe()[:300]}
-            )
-        else:
-            if "source" in about:
-                artefact = make_artefact(answer, about["source"], task, act, about["author"], config)
-            else:
-                artefact = expert_artefact(answer, task, act, config)
-            content["manifests"].append(save_artefact(artefact, answer.directory / "kernel.o", directory).name)
-        progress(done, len(jobs))
+    usable = {t.name: usable_configs(t, configs) for t, _, _ in kernels}
+    objects: dict[tuple, dict[str, str]] = {}  # (task, author, source) -> dtype -> object hash
+    done = 0
+
+    def finish(jobs: list[tuple[dict, Future]]) -> None:
+        nonlocal done
+        total = done + len(jobs)
+        for about, future in jobs:
+            artefact = _keep(about, future.result(), directory, content)
+            if artefact and "source" in about:
+                key = (artefact.task, artefact.author, artefact.source_sha256)
+                objects.setdefault(key, {})[artefact.act] = artefact.object_sha256
+            done += 1
+            progress(done, total)
+
+    def submit(task: Task, source: str, author: str, act: str, chosen: list[dict]) -> list[tuple[dict, Future]]:
+        about = {"task": task, "source": source, "author": author, "act": act}
+        return [({**about, "config": c}, submit_compile(pool, source, task, act, c)) for c in chosen]
+
+    finish([job for t, src, who in kernels for act in t.dtypes for job in submit(t, src, who, act, usable[t.name][:1])])
+    jobs: list[tuple[dict, Future]] = []
+    seen: set[tuple] = set()
+    for task, source, author in kernels:
+        made = objects.get((task.name, author, hashlib.sha256(source.encode()).hexdigest()), {})
+        code = (task.name, *sorted(made.items()))
+        if code in seen and len(made) == len(task.dtypes):
+            continue
+        seen.add(code)
+        for act in (a for a in task.dtypes if a in acts):
+            jobs += submit(task, source, author, act, usable[task.name][1:])
+    expert_tasks = {t.name: t for t, _, _ in kernels if experts and t.name in EXPERTS}.values()
+    for task in expert_tasks:
+        for config in usable[task.name]:
+            about = {"task": task, "author": EXPERT_AUTHOR, "act": acts[0], "config": config}
+            jobs.append((about, submit_expert(pool, task, acts[0], config)))
+    finish(jobs)
     for task, source, author in kernels:
         digest = hashlib.sha256(source.encode()).hexdigest()
         content["kernels"].append({"task": task.name, "author": author, "source_sha256": digest, "source": source})

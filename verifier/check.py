@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 import secrets
 import shutil
 import time
@@ -197,7 +198,8 @@ def make_artefact(answer: Answer, source: str, task: Task, act: str, author: str
         toolchain=toolchain(),
         isolation=sandbox.level()[0],
     )
-    return made.model_copy(update={"object": f"{task.name}.{made.source_sha256[:8]}.{act}.{made.config_key}.o"})
+    slug = re.sub(r"[^A-Za-z0-9]+", "-", author)
+    return made.model_copy(update={"object": f"{task.name}.{slug}-{made.source_sha256[:8]}.{act}.{made.config_key}.o"})
 
 
 def save_artefact(artefact: Artefact, object_file: Path, directory: Path) -> Path:
