@@ -17,6 +17,8 @@ from verifier.redteam.gpu import TAMPERS, read_cases, run_gpu, source_of
 from verifier.redteam.runner import run, run_attack
 from verifier.verdict import HarnessError
 
+pytestmark = pytest.mark.timeout(900)  # the first test waits for every case, some of them compiles
+
 CASES, GPU_CASES = load_cases(), load_cases("gpu")
 ALL_ATTACKS = [*ATTACKS, *LIBRARY_ATTACKS]
 EXPLOITS = [c for c in CASES if c.stage != "accepted"]
