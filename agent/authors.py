@@ -17,6 +17,7 @@ from .budget import Usage
 from .composer import compose
 from .prompt import Prompt
 
+TELL_EVERY = 2000  # characters of a reply between two messages of progress
 Stop = Literal["done", "length", "refused"]
 
 

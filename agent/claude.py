@@ -7,7 +7,7 @@ from typing import Any
 
 from verifier.verdict import HarnessError
 
-from .authors import Call, Fatal, Tool, Transient, Turn, retry_after
+from .authors import TELL_EVERY, Call, Fatal, Tool, Transient, Turn, retry_after
 from .budget import CHARS_PER_TOKEN, Usage
 from .prompt import Prompt
 
@@ -41,8 +41,11 @@ class Claude:
             self.options["output_config"] = {"effort": effort}
         if client is None:
             # our own loop retries, so that every retry is journalled and counted
-            client = anthropic.Anthropic(max_retries=0)
-            if not (client.api_key or client.auth_token or client.credentials):
+            try:
+                client = anthropic.Anthropic(max_retries=0)
+            except anthropic.AnthropicError:
+                client = None  # no credentials in the SDK's own places either
+            if client is None or not (client.api_key or client.auth_token or client.credentials):
                 raise HarnessError(
                     "no Anthropic credentials; set ANTHROPIC_API_KEY, or let any other agent write the kernel: "
                     "coda-agent prompt TASK, then coda-agent submit FILE --task TASK --author claude:MODEL"
@@ -71,13 +74,15 @@ class Claude:
                 **self.options,
             ) as stream:
                 try:
-                    characters = 0
+                    characters = told = 0
                     for event in stream:
                         if event.type == "message_start":
                             message = stream.current_message_snapshot
                         elif event.type == "content_block_delta":
                             characters += sum(len(v) for v in event.delta.to_dict().values() if isinstance(v, str))
-                            progress(f"writing, {characters} characters")
+                            if characters >= told + TELL_EVERY:
+                                told = characters
+                                progress(f"writing, {characters} characters")
                     if message is None or message.stop_reason is None:
                         raise Transient("the stream ended before the message did", usage=_usage(message))
                 except ValueError as e:

@@ -14,6 +14,7 @@ from typing import Literal
 from .authors import Author, Call, Fatal, Transient, Turn
 from .budget import CHARS_PER_TOKEN, Ledger, Usage
 from .prompt import Prompt
+from .redact import redact
 from .tools import Candidate, Desk
 
 EndingName = Literal["accepted", "budget", "gave up", "refused", "error"]
@@ -105,7 +106,7 @@ class Conversation:
 
     def _ending(self, name: EndingName, reason: str) -> Ending:
         desk = self.desk
-        return Ending(name, reason, desk.passed, desk.checked, self.usage, self.dollars, desk.last_reason, self.prompt)
+        return Ending(name, redact(reason), desk.passed, desk.checked, self.usage, self.dollars, desk.last_reason, self.prompt)
 
     def _steps(self) -> tuple[EndingName, str]:
         idle = 0
@@ -180,7 +181,7 @@ class Conversation:
                 minutes = self.ledger.limits.minutes
                 if minutes is not None and self.ledger.seconds + pause > 60 * minutes:
                     raise Fatal(f"{e.reason}; the next try would be after the {minutes:g} minutes of the budget") from e
-                self.desk.progress(f"{e.reason}; trying again in {pause:.0f} s")
+                self.desk.progress(f"{redact(e.reason)}; trying again in {pause:.0f} s")
                 if self.ledger.stopped.wait(pause):
                     raise Interrupted from e
             else:

@@ -9,7 +9,7 @@ from typing import Any
 
 from verifier.verdict import HarnessError
 
-from .authors import Call, Fatal, Tool, Transient, Turn, retry_after
+from .authors import TELL_EVERY, Call, Fatal, Tool, Transient, Turn, retry_after
 from .budget import Usage
 from .prompt import Prompt
 
@@ -54,7 +54,7 @@ class OpenAICompatible:
     ) -> Turn:
         """One streamed call; see :class:`agent.authors.Author`."""
         usage = Usage()
-        text, stop, refusal, parts = "", None, "", {}
+        text, stop, refusal, parts, told = "", None, "", {}, 0
         try:
             stream = self.client.chat.completions.create(
                 model=self.model,
@@ -85,7 +85,10 @@ class OpenAICompatible:
                             if piece.function:
                                 part["name"] += piece.function.name or ""
                                 part["arguments"] += piece.function.arguments or ""
-                        progress(f"writing, {len(text) + sum(len(p['arguments']) for p in parts.values())} characters")
+                        written = len(text) + sum(len(p["arguments"]) for p in parts.values())
+                        if written >= told + TELL_EVERY:
+                            told = written
+                            progress(f"writing, {written} characters")
         except self.sdk.APIStatusError as e:
             reason = f"{e.status_code}: {e.message}"
             if e.status_code in (408, 409, 429) or e.status_code >= 500:

@@ -23,6 +23,7 @@ from .composer import CannotCompose, compose
 from .feedback import on_check, on_measurement
 from .pages import page
 from .prompt import same_mathematics
+from .redact import redact
 
 QUICK_CONFIGS = 3  # configurations that measure_kernel tries
 
@@ -199,6 +200,7 @@ class Desk:
         return on_measurement(self.passed.measured), not self.passed.measured.passed
 
     def _propose_tip(self, claim: str, evidence: str) -> tuple[str, bool]:
+        claim, evidence = redact(claim), redact(evidence)
         self.log("tip_proposed", claim=claim, evidence=evidence)
         try:
             tip = tips.add_tip(

@@ -28,8 +28,8 @@ def test_a_client_writes_a_kernel(tmp_path):
         said = {}
         async with Client(stdio_client(parameters)) as client:
 
-            async def call(name: str, **given) -> str:
-                return (await client.call_tool(name, given)).content[0].text
+            async def call(tool: str, **given) -> str:
+                return (await client.call_tool(tool, given)).content[0].text
 
             said["tools"] = " ".join(t.name for t in (await client.list_tools()).tools)
             said["tasks"] = await call("list_tasks")
