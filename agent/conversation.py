@@ -106,7 +106,9 @@ class Conversation:
 
     def _ending(self, name: EndingName, reason: str) -> Ending:
         desk = self.desk
-        return Ending(name, redact(reason), desk.passed, desk.checked, self.usage, self.dollars, desk.last_reason, self.prompt)
+        return Ending(
+            name, redact(reason), desk.passed, desk.checked, self.usage, self.dollars, desk.last_reason, self.prompt
+        )
 
     def _steps(self) -> tuple[EndingName, str]:
         idle = 0

@@ -80,7 +80,9 @@ class Job:
         if begun:
             return self.run.prompt(begun)
         attempts = self.ledger.limits.attempts or 0
-        prompt = render(task, self.suite, tools=True, can_measure=self.gpu, attempts=attempts, tips=tips.active_tips(self.tips_log))
+        prompt = render(
+            task, self.suite, tools=True, can_measure=self.gpu, attempts=attempts, tips=tips.active_tips(self.tips_log)
+        )
         self.run.keep_prompt(prompt)
         return prompt
 
@@ -151,12 +153,23 @@ def keep_best(job: Job, task: Task, endings: list[Ending | CannotCompose]) -> Ou
     report = best.candidate.report
     passport = passport_of(report, task, job.author.name, job.run.id, best.candidate.attempt)
     if job.author.model:
-        passport.model, passport.prompt_sha256, passport.tips = job.author.model, best.prompt.sha256, list(best.prompt.tips)
-        passport.cost = {"tokens": best.usage.total, **vars(best.usage), "dollars": best.dollars, "samples": len(endings)}
+        passport.model, passport.prompt_sha256, passport.tips = (
+            job.author.model,
+            best.prompt.sha256,
+            list(best.prompt.tips),
+        )
+        passport.cost = {
+            "tokens": best.usage.total,
+            **vars(best.usage),
+            "dollars": best.dollars,
+            "samples": len(endings),
+        }
     keep(job.library, report.source, passport)
     seconds = sum(e.candidate.report.seconds for e in accepted)
     reason = report.verdicts[-1].reason
-    return Outcome(task.name, "kept", reason, sum(e.attempts for e in endings), passport.kernel, seconds, tokens, total(costs))
+    return Outcome(
+        task.name, "kept", reason, sum(e.attempts for e in endings), passport.kernel, seconds, tokens, total(costs)
+    )
 
 
 def total(costs: list[float | None]) -> float | None:
@@ -168,7 +181,12 @@ def _rank(report: Report) -> tuple:
     """Order of accepted kernels before they are measured: fewer spills, special functions, instructions, characters."""
     used = next(v.evidence for v in report.verdicts if v.stage == "resources")
     counts = used["counts"]
-    return counts.get("STL", 0) + counts.get("LDL", 0), sum(used["mufu"].values()), used["instructions"], len(report.source)
+    return (
+        counts.get("STL", 0) + counts.get("LDL", 0),
+        sum(used["mufu"].values()),
+        used["instructions"],
+        len(report.source),
+    )
 
 
 def keep(library: Library, source: str, passport: Passport) -> None:
@@ -218,8 +236,13 @@ def measure_bundle(
             for m in session.measure_task(name, baselines, shapes):
                 measured.append(m)
                 keep_measurement(m, session, bundle.content, library)
-    facts = {"session": session.id, "device": session.device, "ceilings": session.ceilings, "seed": session.seed,
-             "a_a": resolution}
+    facts = {
+        "session": session.id,
+        "device": session.device,
+        "ceilings": session.ceilings,
+        "seed": session.seed,
+        "a_a": resolution,
+    }
     return facts, measured
 
 
@@ -243,7 +266,9 @@ def keep_measurement(m: Measurement, session: Session, content: dict, library: L
     library.add(source, passport)
 
 
-def measure_here(kernels: list[tuple[Task, str, str]], suite: Suite, library: Library, pool: Pool, progress: Progress) -> None:
+def measure_here(
+    kernels: list[tuple[Task, str, str]], suite: Suite, library: Library, pool: Pool, progress: Progress
+) -> None:
     """Bundle freshly checked kernels in a temporary directory and measure them.
 
     Raises:
@@ -252,10 +277,22 @@ def measure_here(kernels: list[tuple[Task, str, str]], suite: Suite, library: Li
     require_gpu()  # fail before compiling hundreds of configurations
     directory = Path(tempfile.mkdtemp(prefix="coda-agent-bundle-"))
     try:
-        build(kernels, directory, pool, suite=suite.path, progress=lambda d, t: progress("bundle", f"{d} of {t} compiled"))
+        build(
+            kernels, directory, pool, suite=suite.path, progress=lambda d, t: progress("bundle", f"{d} of {t} compiled")
+        )
         measure_bundle(directory, library, ("torch.compile",), lambda text: progress("measure", text))
     finally:
         shutil.rmtree(directory, ignore_errors=True)
 
 
-__all__ = ["Job", "NoGpu", "Outcome", "generate", "keep", "keep_measurement", "measure_bundle", "measure_here", "passport_of"]
+__all__ = [
+    "Job",
+    "NoGpu",
+    "Outcome",
+    "generate",
+    "keep",
+    "keep_measurement",
+    "measure_bundle",
+    "measure_here",
+    "passport_of",
+]

@@ -82,7 +82,12 @@ def test_runs_list_show_extend(tmp_path, verb):
     run.log("check", task="t", sample=1, attempt=1, passed=False, seconds=0.1, verdicts=[verdict])
     # listing and extending work while another process holds the run
     code, told = verb("runs", "list", "--runs", tmp_path, "--json")
-    assert code == 0 and json.loads(told)[0] == json.loads(told)[0] | {"run": run.id, "tokens": 150, "dollars": 0.25, "state": "unfinished"}
+    assert code == 0 and json.loads(told)[0] == json.loads(told)[0] | {
+        "run": run.id,
+        "tokens": 150,
+        "dollars": 0.25,
+        "state": "unfinished",
+    }
     code, told = verb("runs", "show", run.id, "--runs", tmp_path)
     assert code == 0 and "attempt 1 FAILED" in told and "line 1: no kernel" in told and "$0.250" in told
     assert verb("runs", "extend", "last", "--dollars", "7", "--runs", tmp_path)[0] == 0

@@ -64,7 +64,13 @@ def test_passport_holds_what_is_known(place, pool, server):
     kept = json.loads((place / "runs" / result["run"] / "prompts" / f"{passport.prompt_sha256}.json").read_text())
     assert "gemm_rmsnorm" in kept["task"] and passport.tips == kept["tips"]
     told = as_text(story(place / "runs" / result["run"]))
-    assert "attempt 1 FAILED" in told and "policy" in told and "-import os" in told and "attempt 2 passed" in told and "450 tokens" in told
+    assert (
+        "attempt 1 FAILED" in told
+        and "policy" in told
+        and "-import os" in told
+        and "attempt 2 passed" in told
+        and "450 tokens" in told
+    )
 
 
 def test_resume_goes_on_and_spent_stays_spent(place, pool, server):

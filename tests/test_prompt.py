@@ -126,7 +126,9 @@ def test_diff_against_a_run(tmp_path, capsys, monkeypatch):
     run.keep_prompt(old)
     run.log("prompt", task="gemm_rope", sample=1, sha256=old.sha256, tips=old.tips, examples=old.examples)
     run.close()
-    monkeypatch.setattr(sys, "argv", ["coda-agent", "prompt", "gemm_rope", "--diff", "last", "--runs", str(tmp_path), "--json"])
+    monkeypatch.setattr(
+        sys, "argv", ["coda-agent", "prompt", "gemm_rope", "--diff", "last", "--runs", str(tmp_path), "--json"]
+    )
     with pytest.raises(SystemExit):
         main()
     told = json.loads(capsys.readouterr().out)

@@ -26,14 +26,29 @@ def send(place, pool, text, **known):
 def test_passing_kernel_is_kept_with_what_is_known(place, pool):
     suite, library = place
     sha = render(suite["gemm_rmsnorm"], suite).sha256
-    done = send(place, pool, f"Here it is:\n```python\n{GOOD}```\n", author="claude:some-model", attempts=2, prompt_sha256=sha, tokens=900)
+    done = send(
+        place,
+        pool,
+        f"Here it is:\n```python\n{GOOD}```\n",
+        author="claude:some-model",
+        attempts=2,
+        prompt_sha256=sha,
+        tokens=900,
+    )
     kept = library.find("gemm_rmsnorm")
     assert done.passport == kept and library.source(kept) == GOOD
     assert (kept.author, kept.model, kept.attempts, kept.prompt_sha256) == ("claude:some-model", "some-model", 2, sha)
-    assert kept.cost == {"tokens": 900} and kept.tips == list(render(suite["gemm_rmsnorm"], suite).tips) and kept.run is None
+    assert (
+        kept.cost == {"tokens": 900}
+        and kept.tips == list(render(suite["gemm_rmsnorm"], suite).tips)
+        and kept.run is None
+    )
 
     # the same file again, with a measurement in between: what was measured stays
-    kept.status, kept.timings = "measured", [{"device": "D", "shape": [1, 1, 1], "config": "c", "total_us": 1.0, "ratios": {"gemm": {"median": 1.0}}}]
+    kept.status, kept.timings = (
+        "measured",
+        [{"device": "D", "shape": [1, 1, 1], "config": "c", "total_us": 1.0, "ratios": {"gemm": {"median": 1.0}}}],
+    )
     library.add(GOOD, kept)
     send(place, pool, GOOD, author="claude:some-model")
     again = library.find("gemm_rmsnorm")
@@ -42,7 +57,12 @@ def test_passing_kernel_is_kept_with_what_is_known(place, pool):
 
 def test_unknown_stays_unknown(place, pool):
     done = send(place, pool, GOOD, author="human:ada", prompt_sha256="0" * 64)
-    assert done.passport.model is None and done.passport.attempts is None and done.passport.cost == {} and done.passport.tips == []
+    assert (
+        done.passport.model is None
+        and done.passport.attempts is None
+        and done.passport.cost == {}
+        and done.passport.tips == []
+    )
 
 
 def test_failing_kernel_is_not_kept(place, pool):
@@ -64,7 +84,12 @@ def test_prompt_hash_must_be_one():
 
 @pytest.mark.parametrize(
     ("text", "kernel"),
-    [("a = 1\n", "a = 1\n"), ("```\na\n```", "a\n"), ("x\n```py\na\n```\ny", "a\n"), ("```python\na\n```\n```python\nb\n```", None)],
+    [
+        ("a = 1\n", "a = 1\n"),
+        ("```\na\n```", "a\n"),
+        ("x\n```py\na\n```\ny", "a\n"),
+        ("```python\na\n```\n```python\nb\n```", None),
+    ],
 )
 def test_kernel_in_an_answer(text, kernel):
     assert kernel_text(text) == (text if kernel is None else kernel)

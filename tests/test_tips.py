@@ -71,7 +71,9 @@ def test_a_proposal_cannot_smuggle_a_probe(log):
     assert find_tip(tip.id, log).probe is None and "T99" not in {t.id for t in read_tips(log)}
 
 
-@pytest.mark.parametrize("text", ["## T01\n\n* state: active\n", "## T01\n\n* state: odd\n* claim: a\n* evidence: b\n* toolchain: c\n"])
+@pytest.mark.parametrize(
+    "text", ["## T01\n\n* state: active\n", "## T01\n\n* state: odd\n* claim: a\n* evidence: b\n* toolchain: c\n"]
+)
 def test_damaged_log_is_named(tmp_path, text):
     path = tmp_path / "tips_log.md"
     path.write_text(text)
