@@ -223,6 +223,7 @@ def lower(program: Program, dtypes: dict[str, torch.dtype]) -> Lowered:
             "_epi_mod_outputs": tuple(aux),
             "_full_width_outputs": tuple(n for n in aux if program.tile_stores[n].width == 1),
             "_epi_mod_sinks": tuple(op.name for op in sinks),
+            "_index_operands": tuple(index_ops),
             "_epi_mod_group_n": 2 if program.pairs == "acc" else 1,
             "_epi_mod_packed_cd": program.pairs == "tile",
             "_epi_mod_prepass_fn": staticmethod(prepass) if prepass else None,

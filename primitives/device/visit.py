@@ -88,12 +88,38 @@ class ZeroTailColVecLoad(_ZeroTail, ColVecLoad):
 class ProgramVisitor(_EpiModMixinBase):
     """Runs a lowered program over one epilogue subtile."""
 
+    _index_operands = ()  # names of the loads that hold column indices for ColVecSelect
+
     _full_width_outputs = ()  # auxiliary stores of full width while columns are paired
     traced = None  # the GEMM object of the last trace, asked for its shared-memory size
 
     def epi_to_underlying_arguments(self, args, *, loc=None, ip=None):
         type(self).traced = self
         return super().epi_to_underlying_arguments(args, loc=loc, ip=ip)
+
+    def epi_begin(self, params, epi_smem_tensors, epi_tile, tiled_copy_t2r, tiled_copy_r2s, tile_coord_mnkl,
+                  varlen_manager, epilogue_barrier, tidx, tRS_rD_layout=None):  # fmt: skip
+        results = super().epi_begin(
+            params, epi_smem_tensors, epi_tile, tiled_copy_t2r, tiled_copy_r2s, tile_coord_mnkl,
+            varlen_manager, epilogue_barrier, tidx, tRS_rD_layout,
+        )  # fmt: skip
+        for name in self._index_operands:
+            self._drop_outside(epi_smem_tensors[name], tile_coord_mnkl[1], varlen_manager.len_n(), epilogue_barrier, tidx)
+        return results
+
+    @cute.jit
+    def _drop_outside(self, index, tile_n, columns, barrier, tidx):
+        """Turn indices of columns beyond N into -1.
+
+        In the last, ragged tile such an index would select a padded column, which quack's
+        ColVecSelect takes for a hit. Every other tile skips this in one uniform branch.
+        """
+        rows, width = const_expr(self.cta_tile_shape_mnk[0]), const_expr(self.cta_tile_shape_mnk[1])
+        if Boolean(columns - tile_n * width < width):
+            for i in cutlass.range(tidx, rows, const_expr(self.num_epi_warps * cute.arch.WARP_SIZE)):
+                if Boolean(index[i] >= columns):
+                    index[i] = index.element_type(-1)
+            barrier.arrive_and_wait()
 
     @cute.jit
     def epi_visit_subtile(self, params, epi_loop_tensors, tRS_rD, tRS_rC=None):
