@@ -15,6 +15,11 @@ from .sandbox import ROOT
 from .verdict import HarnessError
 
 
+_ENVIRONMENT = frozenset(
+    {"PATH", "HOME", "LANG", "USER", "TMPDIR", "LD_LIBRARY_PATH", "CPATH", "LIBRARY_PATH", "CC", "CXX", "XDG_CACHE_HOME"}
+)
+
+
 class WorkerLost(Exception):
     """The worker hung or died while it ran a command; ``reason`` is fit for a verdict."""
 
@@ -61,16 +66,20 @@ class GpuWorker:
         except ProcessLookupError:
             pass
         process.wait()
-        process.stdin.close()
         process.stdout.close()
+        try:
+            process.stdin.close()  # flushes, and there is nobody left to read
+        except BrokenPipeError:
+            pass
 
     def _start(self) -> None:
         self.close()
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
-        # the worker needs no secret; nothing of an author's environment reaches it
-        for name in list(environment):
-            if name.endswith(("_API_KEY", "_TOKEN", "_SECRET")):
-                del environment[name]
+        # what CUDA, PyTorch and Triton need; an allow-list, so that no secret of the caller's reaches the worker
+        environment = {
+            n: v for n, v in os.environ.items()
+            if n in _ENVIRONMENT or n.startswith(("CUDA_", "NVIDIA_", "TORCH", "PYTORCH_", "TRITON_", "LC_"))
+        }  # fmt: skip
+        environment["PYTHONPATH"] = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
         self._buffer = b""
         self._process = subprocess.Popen(
             [sys.executable, "-W", "ignore", "-m", "verifier.gpu_worker"],

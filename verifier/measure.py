@@ -334,13 +334,16 @@ class Session:
 def ratio(baseline: list[float], subject: list[float]) -> dict:
     """How many times faster ``subject`` is: median of paired ratios with a 95 % interval.
 
-    The interval is that of the median of the per-round log ratios (order statistics,
-    normal approximation of the binomial ranks).
+    The interval is between two order statistics of the per-round log ratios, at equal
+    distance from the ends, whose binomial coverage of the median is at least 95 %.
     """
-    logs = sorted(math.log(b / s) for b, s in zip(baseline, subject))
+    logs = sorted(math.log(b / s) for b, s in zip(baseline, subject, strict=True))
     n = len(logs)
-    half = 1.96 * math.sqrt(n) / 2
-    low, high = max(0, math.floor(n / 2 - half)), min(n - 1, math.ceil(n / 2 + half))
+    low, below = 0, 1  # ``below``: outcomes of n coin flips with at most ``low`` heads
+    while low + 1 < n // 2 and 2 * (below + math.comb(n, low + 1)) <= 0.05 * 2**n:
+        low += 1
+        below += math.comb(n, low)
+    high = n - 1 - low
     return {
         "median": math.exp(statistics.median(logs)),
         "low": math.exp(logs[low]),
