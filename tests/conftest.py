@@ -19,3 +19,12 @@ settings.load_profile("suite")
 @pytest.fixture(autouse=True)
 def _seed():
     torch.manual_seed(0)
+
+
+@pytest.fixture(scope="session")
+def pool():
+    """One compile worker for the whole session; tests that break a worker start their own."""
+    from verifier.pool import Pool
+
+    with Pool() as shared:
+        yield shared

@@ -116,6 +116,8 @@ class GpuWorker:
             raise WorkerLost("the worker process died") from e
         answer = self._answer(timeout)
         if not answer["ok"]:
+            if answer.get("fatal"):  # it is about to exit; the next command must not meet it
+                self.close()
             raise CommandFailed(answer["error"], answer.get("trace", ""))
         return answer["result"]
 

@@ -144,8 +144,9 @@ def main() -> None:
         except Exception as e:
             trace = traceback.format_exc(limit=-3)
             # after a CUDA error the context is gone; the parent starts a fresh process
-            send({"ok": False, "error": f"{type(e).__name__}: {str(e)[:800]}", "trace": trace})
-            if isinstance(e, (torch.AcceleratorError if hasattr(torch, "AcceleratorError") else RuntimeError,)):
+            fatal = isinstance(e, getattr(torch, "AcceleratorError", RuntimeError))
+            send({"ok": False, "error": f"{type(e).__name__}: {str(e)[:800]}", "trace": trace, "fatal": fatal})
+            if fatal:
                 os._exit(1)
 
 

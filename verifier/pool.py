@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from . import sandbox
 from .verdict import HarnessError
 
 WALL_SECONDS = {"declare": 20.0, "interpret": 60.0, "compile": 120.0, "expert": 120.0}
+SILENCE_SECONDS = 15.0  # the worker ticks every 2 s once it is ready; a stopped one does not
 MEMORY_BYTES = 24 << 30  # address space, most of it never resident: torch and LLVM map a lot
 
 
@@ -86,16 +88,29 @@ class Pool:
             cwd=self.scratch,
             start_new_session=True,  # Ctrl-C reaches us, not the worker
         )
+        self._heard: float | None = None  # nothing yet: imports take their time
         threading.Thread(target=self._read, args=(self._process,), daemon=True).start()
+        threading.Thread(target=self._watch, args=(self._process,), daemon=True).start()
+
+    def _watch(self, process: subprocess.Popen) -> None:
+        """Kill a worker that fell silent: a candidate may have stopped it."""
+        while process.poll() is None:
+            time.sleep(1.0)
+            if self._heard is not None and time.monotonic() - self._heard > SILENCE_SECONDS:
+                process.kill()
+                return
 
     def _read(self, process: subprocess.Popen) -> None:
         for line in process.stdout:
-            message = json.loads(line)
-            if "id" not in message:
-                continue
+            self._heard = time.monotonic()
+            try:
+                message = json.loads(line)
+            except ValueError:
+                continue  # not ours; the job it might have been for runs into its deadline
             with self._lock:
-                future, directory = self._waiting.pop(message["id"])
-            future.set_result(Answer(message, directory))
+                future, directory = self._waiting.pop(message.get("id"), (None, None))
+            if future is not None:
+                future.set_result(Answer(message, directory))
         process.wait()
         with self._lock:
             lost, self._waiting = self._waiting, {}

@@ -7,6 +7,7 @@ memory ends alone and the next one starts from a clean process.
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
 import importlib.util
 import json
@@ -23,6 +24,8 @@ from pathlib import Path
 from verifier.sandbox import confine, limit_job
 
 EXPORTS = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32", "int32": "int32"}
+TICK_SECONDS = 2.0
+_SUBREAPER = 36  # prctl(2): orphans of our jobs become our children
 _MAX_ERROR = 2000  # characters of an error message that travel back
 
 
@@ -137,6 +140,7 @@ class Server:
         self.selector.register(0, selectors.EVENT_READ)
         self.buffer = b""
         self.open = True
+        self.ticked = time.monotonic()
 
     def serve(self) -> None:
         while self.open or self.queue or self.running:
@@ -148,6 +152,9 @@ class Server:
                 else:
                     self._read_answer(key.fd)
             self._enforce_deadlines()
+            if time.monotonic() - self.ticked > TICK_SECONDS:
+                self.ticked = time.monotonic()
+                _send({"tick": True})  # still here; silence makes the parent start another worker
 
     def _read_jobs(self) -> None:
         data = os.read(0, 1 << 16)
@@ -185,31 +192,51 @@ class Server:
             return
         job, pid, _, answer = self._finish(fd)
         _, status = os.waitpid(pid, 0)
+        self._kill_strays()
         if os.WIFSIGNALED(status):
             name = signal.Signals(os.WTERMSIG(status)).name
             error = {"type": "signal", "message": f"the process ended by {name}", "line": None, "code": None}
             _send({"id": job["id"], "ok": False, "error": error})
             return
         try:
-            _send({"id": job["id"], **json.loads(bytes(answer))})
+            message = json.loads(bytes(answer))
         except ValueError:
-            error = {"type": "exit", "message": f"the process ended without an answer (status {status})", "line": None, "code": None}
-            _send({"id": job["id"], "ok": False, "error": error})
+            message = None
+        if not isinstance(message, dict) or not isinstance(message.get("ok"), bool):
+            text = f"the process ended without an answer (status {status})"
+            message = {"ok": False, "error": {"type": "exit", "message": text, "line": None, "code": None}}
+        # the id last: what a candidate writes cannot answer for another job
+        _send({**message, "id": job["id"]})
 
     def _finish(self, fd: int):
         self.selector.unregister(fd)
         os.close(fd)
-        return self.running.pop(fd)
+        job = self.running.pop(fd)
+        try:
+            os.killpg(job[1], signal.SIGKILL)  # whatever the job left behind
+        except OSError:
+            pass
+        return job
+
+    def _kill_strays(self) -> None:
+        """Kill children that are no running job: a job's daemons, which fall to us as their subreaper."""
+        jobs = {pid for _, pid, _, _ in self.running.values()}
+        for entry in os.listdir("/proc"):
+            if entry.isdigit() and int(entry) not in jobs:
+                try:
+                    parent = int(Path(f"/proc/{entry}/stat").read_text().rsplit(")", 1)[1].split()[1])
+                    if parent == os.getpid():
+                        os.kill(int(entry), signal.SIGKILL)
+                        os.waitpid(int(entry), 0)
+                except OSError:
+                    continue  # it ended meanwhile
 
     def _enforce_deadlines(self) -> None:
         for fd, (job, pid, deadline, _) in list(self.running.items()):
             if time.monotonic() > deadline:
-                try:
-                    os.killpg(pid, signal.SIGKILL)
-                except OSError:
-                    pass
                 self._finish(fd)
                 os.waitpid(pid, 0)
+                self._kill_strays()
                 message = f"no answer within {job['wall_seconds']:g} s"
                 error = {"type": "timeout", "message": message, "line": None, "code": None}
                 _send({"id": job["id"], "ok": False, "error": error})
@@ -223,6 +250,7 @@ def main() -> None:
     global _out
     _out = os.dup(1)  # keep the channel; anything printed by imports goes to stderr
     os.dup2(2, 1)
+    ctypes.CDLL(None).prctl(_SUBREAPER, 1, 0, 0, 0)
     import torch
 
     import primitives.interpret  # noqa: F401
