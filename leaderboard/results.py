@@ -10,6 +10,15 @@ BASE = "composer"  # the author whose kernels the table is about; others are com
 COLUMNS = (
     "task", "M x N x K", "µs", "finish µs", "tax µs", "of floor", "vs torch.compile", "vs expert", "LLM vs composer", "configuration",
 )  # fmt: skip
+LEGEND = (
+    "Kernels of the composer; a ratio above 1 means they are faster (medians of paired ratios; intervals and receipts are in "
+    "the passports). µs includes folding the partial reductions; finish µs is the difference of two medians, so its noise is "
+    "about 1 % of µs. Tax: kernel minus the bare cuBLAS GEMM. \\*: the expert kernel computes only some of the outputs. "
+    "*same code*: what the LLM wrote compiles to the same object file."
+)
+AUTHORSHIP = (
+    "task", "attempts", "first try", "tokens", "object", "vs composer (3 sizes)", "vs expert (3 sizes)", "vs torch.compile (3 sizes)",
+)  # fmt: skip
 BEGIN, END = "<!-- results:begin -->", "<!-- results:end -->"
 
 
@@ -80,6 +89,8 @@ def markdown(library: Library) -> str:
             f"Floor: {rates['matmul_flops'] / 1e12:.0f} TFLOP/s and {rates['copy_bytes'] / 1e12:.2f} TB/s, measured."
         )
         parts.append("")
+        parts.append(LEGEND)
+        parts.append("")
         parts.append("| " + " | ".join(COLUMNS) + " |")
         parts.append("|" + " --- |" * len(COLUMNS))
         parts += ["| " + " | ".join(row) + " |" for row in rows(library, device)]
@@ -87,13 +98,52 @@ def markdown(library: Library) -> str:
     return "\n".join(parts).rstrip()
 
 
-def write_readme(library: Library, readme: Path) -> None:
-    """Put the current table between the README's markers."""
-    text = readme.read_text()
-    head, rest = text.split(BEGIN)
-    tail = rest.split(END)[1]
-    readme.write_text(f"{head}{BEGIN}\n{markdown(library)}\n{END}{tail}")
+def authorship(library: Library) -> str:
+    """LLM-written kernels: attempts, cost where known, and times against composer and expert."""
+    found = list(library.passports())
+    lines = ["| " + " | ".join(AUTHORSHIP) + " |", "|" + " --- |" * len(AUTHORSHIP)]
+    for p in found:
+        if not p.author.startswith("claude:"):
+            continue
+        ordered = sorted(p.timings, key=lambda r: r["shape"][0])
+        base = {
+            (r["device"], tuple(r["shape"]), r["session"]): r
+            for q in found
+            if q.task == p.task and q.author == BASE
+            for r in q.timings
+        }
+        against = [base.get((r["device"], tuple(r["shape"]), r["session"])) for r in ordered]
+        same = ordered and all(r.get("same_object_as") for r in ordered)
+
+        def ratios(name: str, ordered=ordered) -> str:
+            return ", ".join(f"{r['ratios'][name]['median']:.2f}" if name in r["ratios"] else "-" for r in ordered)
+
+        lines.append(
+            "| "
+            + " | ".join(
+                [
+                    p.task,
+                    str(p.attempts or "unknown"),
+                    "yes" if p.attempts == 1 else "no",
+                    str(p.cost.get("tokens") or "unknown"),
+                    "the composer's" if same else "its own",
+                    ", ".join(f"{b['total_us'] / r['total_us']:.2f}" if b else "-" for b, r in zip(against, ordered, strict=True)),
+                    ratios("expert"),
+                    ratios("torch.compile"),
+                ]
+            )
+            + " |"
+        )
+    return "\n".join(lines)
+
+
+def write_between(file: Path, text: str) -> None:
+    """Put a generated table between a document's markers."""
+    head, rest = file.read_text().split(BEGIN)
+    file.write_text(f"{head}{BEGIN}\n{text}\n{END}{rest.split(END)[1]}")
 
 
 if __name__ == "__main__":
-    write_readme(Library(), Path(__file__).resolve().parent.parent / "README.md")
+    root = Path(__file__).resolve().parent.parent
+    write_between(root / "README.md", markdown(Library()))
+    write_between(root / "docs/authorship.md", authorship(Library()))

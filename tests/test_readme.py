@@ -20,6 +20,12 @@ def test_the_results_table_is_generated_from_the_passports():
     assert between == results.markdown(Library()).strip(), "run: python -m leaderboard.results"
 
 
+def test_the_authorship_table_is_generated_from_the_passports():
+    text = (ROOT / "docs/authorship.md").read_text()
+    between = text.split(results.BEGIN)[1].split(results.END)[0].strip()
+    assert between == results.authorship(Library()).strip(), "run: python -m leaderboard.results"
+
+
 def test_every_task_was_measured_at_three_sizes():
     library = Library()
     assert results.devices(library) == ["NVIDIA H200"]
