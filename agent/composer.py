@@ -6,17 +6,20 @@ LLM author has to beat. What it cannot compose it names, with what it knows.
 
 from __future__ import annotations
 
+import inspect
 import textwrap
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
-from primitives import MATHS, VOCABULARY
+from primitives import MATHS, VOCABULARY, DeclarationError, epilogue
 from reference_kernels.tasks import OpLine, Task, TensorSpec
+from verifier.policy import check_policy
 
 AUTHOR = "composer"
 _WIDTH = 100  # columns of the files it writes
 
 # what a value is, per accumulator element: full (M, N); half: one per pair of columns;
-# wide: a pair of columns of an (M, 2N) tile; row (N,), col (M,), scalar; factors of a product
+# wide: a pair of columns of an (M, 2N) tile; row (N,), col (M,), scalar; a reduction's result is
+# reduced, factors (of a product) or select: an output that no other op can read
 _UNARY = {m for m in MATHS if m not in ("minimum", "maximum", "fma", "where", "rotary_cos_sin")}
 _BINARY = {
     "residual_add": "{0} + {1}",
@@ -32,6 +35,7 @@ _SECOND_ARGUMENT = {"bias_add": "row", "scale_cols": "row", "scale_rows": "col",
 _GATED = {"swiglu": "silu", "geglu": "gelu", "geglu_tanh": "gelu_tanh", "reglu": "relu"}
 _NEEDS_PAIRS = {*_GATED, "rope", "rope_position", "swiglu_bwd"}
 _REDUCES = {"row_sum", "row_max", "row_amax", "col_sum", "col_max", "col_amax", "row_sum_sq", "row_dot", "col_dot"}
+_COMBINE = {"max": "max", "amax": "max_abs"}  # of row_max, col_amax ...; the others add
 OPS = sorted({*_UNARY, *_BINARY, *_NEEDS_PAIRS, *_REDUCES, "store", "row_logsumexp", "select"})
 
 
@@ -75,7 +79,8 @@ def compose(task: Task) -> str:
     """Source text of a kernel file for ``task``.
 
     Raises:
-        CannotCompose: an op it has no rule for, or one that does not fit its operands.
+        CannotCompose: an op it has no rule for, one that does not fit its operands or its
+            output, or ops that cannot stand in one kernel.
     """
     draft = _Draft(task, _pairing(task))
     for name, spec in task.operands.items():
@@ -88,7 +93,12 @@ def compose(task: Task) -> str:
     draft.taken.add("acc")
     for line in task.ops:
         _op(draft, line)
-    return _render(draft)
+    _check_declarations(draft)
+    source = _render(draft)
+    verdict = check_policy(source)
+    if not verdict.passed:
+        raise CannotCompose(f"task {task.name}: the kernel file would be refused: {verdict.reason}")
+    return source
 
 
 def _pairing(task: Task) -> str | None:
@@ -112,9 +122,10 @@ def _op(draft: _Draft, line: OpLine) -> None:
     args = [draft.alias[a] for a in line.args]
     try:
         expression, kind = _expression(draft, line, args, kinds)
+        _check_output(draft.task, line, kind)
     except _Misfit as e:
         raise CannotCompose(f"op '{line}': {e}") from None
-    if expression in draft.taken or kind in ("factors", "select"):
+    if expression in draft.taken or kind == "factors":
         name = expression  # nothing to compute: the op stores or reduces a value that exists
     else:
         name = draft.fresh(line.name)
@@ -135,6 +146,49 @@ def _need(condition: bool, message: str) -> None:
         raise _Misfit(message)
 
 
+def _check_output(task: Task, line: OpLine, kind: str) -> None:
+    """An output is declared as what its op gives; what a reduction gives is an output."""
+    if line.op in _REDUCES:
+        axis, _, what = line.op.partition("_")
+        reduce = "ColVecReduce" if axis == "row" else "RowVecReduce"
+        gives = TensorSpec(kind=reduce, combine=_COMBINE.get(what, "add"))
+    elif line.op == "row_logsumexp":
+        gives = TensorSpec(kind="OnlineLSEReduce")
+    elif line.op == "select":
+        gives = TensorSpec(kind="ColVecSelect", index=line.args[1])
+    else:
+        gives = TensorSpec(kind="TileStore", width={"half": 0.5, "wide": 2}.get(kind, 1))
+    spec = task.outputs.get(line.name)
+    if spec is None:
+        _need(gives.kind == "TileStore", f"gives a {gives.kind}; it must be an output, other ops cannot read it")
+    elif spec.declared != gives.declared:
+        raise _Misfit(f"gives {_kind_call(gives, False)}, but output {line.name!r} is {_kind_call(spec, False)}")
+
+
+def _check_declarations(draft: _Draft) -> None:
+    """Refuse what ``@epilogue`` itself would refuse when the file is loaded."""
+    task = draft.task
+    declared = {}
+    for name, spec in task.tensors.items():
+        if _operand_kind(spec) != "index":
+            kind = spec.declared
+            declared[name] = replace(kind, product=True) if name in draft.products else kind
+
+    def kernel() -> None: ...
+
+    kernel.__name__ = task.name
+    names = ["acc", *(n for n, kind in declared.items() if kind.is_operand)]
+    kernel.__signature__ = inspect.Signature(
+        inspect.Parameter(n, inspect.Parameter.POSITIONAL_OR_KEYWORD) for n in names
+    )
+    try:
+        misfit = task.mismatch(epilogue(pairs=draft.pairs, **declared)(kernel))
+    except DeclarationError as e:
+        misfit = f"{e} (its ops and operands need pairs={draft.pairs!r})"
+    if misfit:
+        raise CannotCompose(f"task {task.name}: {misfit}")
+
+
 def _expression(draft: _Draft, line: OpLine, args: list[str], kinds: list[str]) -> tuple[str, str]:
     op = line.op
     matrix = kinds[0] if kinds else ""
@@ -146,6 +200,7 @@ def _expression(draft: _Draft, line: OpLine, args: list[str], kinds: list[str]) 
         _need(len(args) == 2, "takes two arguments")
         second = _SECOND_ARGUMENT.get(op)
         _need(kinds[1] == (second or matrix), f"the second argument must be a {second or matrix} operand")
+        _need(second != "row" or matrix == "full", "a row vector goes with (M, N) matrices only")
         return _BINARY[op].format(*args), matrix
     if op in _UNARY:
         _need(len(args) == 1, "takes one argument")
@@ -200,14 +255,14 @@ def _reduce(draft: _Draft, line: OpLine, args: list[str], kinds: list[str]) -> t
         a = draft.unpack(args[0], ("a0", "a1"))
         b = draft.unpack(args[-1], ("b0", "b1"))
         if op == "row_sum":
-            return f"{a[0]} + {a[1]}", "full"
-        return f"{a[0]} * {b[0]} + {a[1]} * {b[1]}", "full"
+            return f"{a[0]} + {a[1]}", "reduced"
+        return f"{a[0]} * {b[0]} + {a[1]} * {b[1]}", "reduced"
     _need(kinds[0] == "full", "reduces (M, N) matrices only")
     if op in ("row_sum_sq", "row_dot", "col_dot"):
         if draft.pairs == "acc":
-            return f"{args[0]} * {args[-1]}", "full"
+            return f"{args[0]} * {args[-1]}", "reduced"
         return f"({args[0]}, {args[-1]})", "factors"
-    return args[0], "full"
+    return args[0], "reduced"
 
 
 def _render(draft: _Draft) -> str:
@@ -223,8 +278,8 @@ def _render(draft: _Draft) -> str:
     draft.imports.add("epilogue")
     operands = [n for n, s in task.operands.items() if _operand_kind(s) != "index"]
     results = [f'"{n}": {draft.results[n]}' for n in task.outputs]
-    summary = task.summary[0].upper() + task.summary[1:]
-    doc = f'"""{summary}.\n\n{task.math.rstrip()}\n"""'
+    summary = " ".join(task.summary.split()) or task.name
+    doc = f'"""{_escape(summary[0].upper() + summary[1:])}.\n\n{_escape(task.math.rstrip())}\n"""'
     return "\n".join(
         [
             doc,
@@ -239,6 +294,12 @@ def _render(draft: _Draft) -> str:
             "",
         ]
     )
+
+
+def _escape(text: str) -> str:
+    """Text inside a docstring, so that the docstring's value is that text."""
+    text = text.replace("\\", "\\\\").replace('"""', '\\"\\"\\"')
+    return "".join(c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode() for c in text)
 
 
 def _kind_call(spec: TensorSpec, product: bool) -> str:

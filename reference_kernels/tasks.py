@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import keyword
 import re
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -18,6 +19,8 @@ ACT_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 DTYPES = {**ACT_DTYPES, "fp32": torch.float32, "int32": torch.int32}
 FILLS = ("normal", "rstd", "cos_sin", "position", "frequency", "target")
 _OP_LINE = re.compile(r"^([a-z_][a-z0-9_]*)\s*=\s*([a-z_][a-z0-9_]*)\(([^()]*)\)$")
+_NAME = re.compile(r"(?!__)[A-Za-z_][A-Za-z0-9_]*")
+_RESERVED = declare.RESERVED | {"pairs"}  # the GEMM's own tensors and the option of @epilogue
 _TMA_BYTES = 16  # TMA needs every row of a matrix to start at a multiple of 16 bytes
 
 Size = Annotated[int, Field(ge=1, le=1 << 20)]
@@ -26,6 +29,14 @@ Shape = tuple[Size, Size, Size]
 
 class SuiteError(ValueError):
     """The suite cannot be used; the message names file, line, field and reason."""
+
+
+_USABLE = "an ASCII identifier (no Python keyword, no leading '__')"
+
+
+def _usable(name: str) -> bool:
+    """Can a kernel file use this name for a tensor, a value or its function?"""
+    return bool(_NAME.fullmatch(name)) and not keyword.iskeyword(name)
 
 
 class _Model(BaseModel):
@@ -93,6 +104,13 @@ class Task(_Model):
     max_ratio: float = Field(default=2.0, gt=0)  # paper's rule: max error against the same-dtype reference
     mean_ratio: float = Field(default=1.5, gt=0)
 
+    @field_validator("name")
+    @classmethod
+    def _names_a_function(cls, name: str) -> str:
+        if not _usable(name) or name in primitives.VOCABULARY:
+            raise ValueError(f"{name!r} is a Python keyword or the name of a primitive; the kernel could not have it")
+        return name
+
     @field_validator("ops", mode="before")
     @classmethod
     def _parse_ops(cls, lines: Any) -> Any:
@@ -118,8 +136,8 @@ class Task(_Model):
         if overlap:
             raise ValueError(f"{sorted(overlap)} named both operand and output")
         for name in (*self.operands, *self.outputs):
-            if name in declare.RESERVED or not name.isidentifier():
-                raise ValueError(f"tensor name {name!r} is reserved or not an identifier")
+            if name in _RESERVED or not _usable(name):
+                raise ValueError(f"tensor name {name!r} is reserved or not {_USABLE}")
         for name, spec in self.operands.items():
             if not spec.declared.is_operand:
                 raise ValueError(f"operand {name!r}: {spec.kind} is an output kind")
@@ -135,6 +153,8 @@ class Task(_Model):
             unknown = [a for a in line.args if a not in known]
             if unknown:
                 raise ValueError(f"op '{line}': {unknown} not defined before this line")
+            if not _usable(line.name):
+                raise ValueError(f"op '{line}': {line.name!r} is not {_USABLE}")
             if line.name in known:
                 raise ValueError(f"op '{line}': {line.name!r} already defined")
             known.add(line.name)

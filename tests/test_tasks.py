@@ -187,6 +187,20 @@ BAD = {
     "reserved name": (
         swap("extra: {kind: RowVecLoad}", "D: {kind: RowVecLoad}"), SCALE, "tasks.scale", "'D' is reserved",
     ),
+    "operand named like an option": (
+        swap("extra: {kind: RowVecLoad}", "pairs: {kind: RowVecLoad}"), SCALE, "tasks.scale", "'pairs' is reserved",
+    ),
+    "operand is a keyword": (
+        swap("extra: {kind: RowVecLoad}", "in: {kind: RowVecLoad}"), SCALE, "tasks.scale", "'in' is reserved or not",
+    ),
+    "operand in another script": (
+        swap("extra: {kind: RowVecLoad}", "ρ: {kind: RowVecLoad}"), SCALE, "tasks.scale", "'ρ' is reserved or not an ASCII",
+    ),
+    "value is a keyword": (
+        swap("y = scale_cols(t, extra)", "is = scale_cols(t, extra)"), SCALE, "tasks.scale", "'is' is not an ASCII identifier",
+    ),
+    "task is a keyword": (swap("  other:", "  yield:"), line_of("  other:"), "tasks.yield.name", "keyword"),
+    "task is a primitive": (swap("  other:", "  silu:"), line_of("  other:"), "tasks.silu.name", "name of a primitive"),
     "N rows not 16 bytes": (
         swap("[1, 16, 8]", "[1, 100, 8]"), SCALE, "tasks.scale", "shape 1x100x8: N must be a multiple of 8",
     ),
