@@ -17,14 +17,16 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from filelock import FileLock, Timeout
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 DEFAULT = Path(__file__).resolve().parent
 LOCK_SECONDS = 30
 Status = Literal["checked", "measured"]
+_ShapeKey = Annotated[str, Field(pattern=r"^[1-9]\d*x[1-9]\d*x[1-9]\d*$")]
+_INDEX = TypeAdapter(dict[str, dict[str, dict[_ShapeKey, dict[str, Any]]]])  # task -> device -> MxNxK -> entry
 STATUS_TEXT = {"checked": "checked, not measured", "measured": "measured"}
 
 
@@ -91,7 +93,7 @@ class Library:
 
     def _read(self, path: Path) -> Passport:
         try:
-            passport = Passport.model_validate_json(path.read_text())
+            passport = Passport.model_validate_json(path.read_bytes())
         except (OSError, ValidationError, ValueError) as e:
             first = str(e).splitlines()[0]
             raise LibraryError(f"{path} is not a valid passport ({first}); restore it or delete it with its .py file") from e
@@ -124,12 +126,15 @@ class Library:
         """
         path = self.path(passport)
         try:
-            text = path.read_text()
+            content = path.read_bytes()
         except OSError as e:
             raise LibraryError(f"cannot read {path}: {e.strerror}") from e
-        if hashlib.sha256(text.encode()).hexdigest() != passport.source_sha256:
+        if hashlib.sha256(content).hexdigest() != passport.source_sha256:
             raise LibraryError(f"{path} was changed after it was checked; run 'coda-agent check {path}' and add it again")
-        return text
+        try:
+            return content.decode()  # line ends as they are: they are part of what was checked
+        except UnicodeDecodeError as e:
+            raise LibraryError(f"{path} is not UTF-8 text; delete it with its .json file") from e
 
     def path(self, passport: Passport) -> Path:
         return self.root / passport.task / f"{passport.kernel}.py"
@@ -196,7 +201,7 @@ class Library:
         """
         path = self.root / "index.json"
         try:
-            index = json.loads(path.read_text())
+            index = _INDEX.validate_json(path.read_bytes())
         except (OSError, ValueError) as e:
             raise LibraryError(f"{self.root} has no readable index; run 'coda-agent generate {task}'") from e
         devices = index.get(task, {})
@@ -216,7 +221,7 @@ def _write_atomically(path: Path, text: str) -> None:
     """All or nothing: a full disk or a power cut leaves the old file."""
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
-        with os.fdopen(handle, "w") as f:
+        with os.fdopen(handle, "w", encoding="utf-8", newline="") as f:
             f.write(text)
             f.flush()
             os.fsync(f.fileno())
