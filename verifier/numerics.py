@@ -55,7 +55,7 @@ def judge(
     max_ratio: float = 2.0,
     mean_ratio: float = 1.5,
     exact: bool = False,
-    noise: float = 0.0,
+    noise: Tensor | float = 0.0,
 ) -> Finding:
     """Compare one output with the fp64 ``truth``.
 
@@ -64,7 +64,7 @@ def judge(
         truth: fp64, same shape.
         reference: the same-precision reference, already rounded to the declared dtype.
         exact: require bit equality with the rounded truth (integer inputs).
-        noise: rms error that fp32 accumulation alone causes in this output.
+        noise: rms error that fp32 accumulation alone causes, per element or for all.
     """
     if got.shape != truth.shape or got.dtype != reference.dtype:
         return Finding(
@@ -94,6 +94,7 @@ def judge(
     base = torch.where(odd, zero, (reference.double() - t).abs())
     size = torch.where(odd, zero, t.abs())
     unit = _ROUNDING[got.dtype]
+    noise = torch.as_tensor(noise, dtype=torch.float64, device=g.device).expand_as(t)
     outward = torch.where(odd, zero, (g - t) * t.sign())
     low_outward = torch.where(odd, zero, (reference.double() - t) * t.sign())
     mean_err = float(err.mean())
@@ -111,7 +112,8 @@ def judge(
     # a maximum over Gaussian errors reaches 3 to 4 rms, their mean is 0.8 rms
     # the mean of a few roundings can be as large as one of them
     few = 0.3 + 0.7 / size.numel() ** 0.5
-    max_floor, mean_floor = max(unit * float(size.max()), 4 * noise), max(few * unit * float(size.mean()), 2 * noise)
+    max_floor = max(unit * float(size.max()), 4 * float(noise.max()))
+    mean_floor = max(few * unit * float(size.mean()), 2 * float(noise.mean()))
     max_bound = max_ratio * max(finding.reference_max_error, max_floor) + ABSOLUTE_SLACK
     mean_bound = mean_ratio * max(finding.reference_mean_error, mean_floor)
     tiles = _tile_bounds(err, base, size, unit, max_ratio, mean_ratio, noise)
@@ -171,12 +173,13 @@ def _as_tiles(x: Tensor) -> Tensor:
 
 def _tile_bounds(err, base, size, unit, max_ratio, mean_ratio, noise) -> Tensor:
     """Which tiles break a rule: bool (rows of tiles, columns of tiles)."""
-    e, b, s = _as_tiles(err), _as_tiles(base), _as_tiles(size)
-    max_bound = max_ratio * torch.maximum(b.amax(-1), (unit * s.amax(-1)).clamp_min(4 * noise)) + ABSOLUTE_SLACK
+    e, b, s, n = _as_tiles(err), _as_tiles(base), _as_tiles(size), _as_tiles(noise)
+    max_floor = torch.maximum(unit * s.amax(-1), 4 * n.amax(-1))
+    max_bound = max_ratio * torch.maximum(b.amax(-1), max_floor) + ABSOLUTE_SLACK
     # the mean of one tile scatters more than the whole tensor's
     count = _as_tiles(torch.ones_like(err)).sum(-1)
     few = 0.3 + 0.7 / count.sqrt()
-    floor = (few * unit * s.mean(-1)).clamp_min(2 * noise)
+    floor = torch.maximum(few * unit * s.mean(-1), 2 * n.mean(-1))
     mean_bound = 1.5 * mean_ratio * torch.maximum(b.mean(-1), floor) + ABSOLUTE_SLACK
     return ~(e.amax(-1) <= max_bound) | ~(e.mean(-1) <= mean_bound)
 
