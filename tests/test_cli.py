@@ -40,6 +40,11 @@ class Done:
         return f"exit {self.code}\n--- stdout\n{self.out[-1500:]}\n--- stderr\n{self.err[-1500:]}"
 
 
+def heed_ctrl_c() -> None:
+    """A shell starts its background jobs deaf to SIGINT, and their children inherit that."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
 def environment():
     clean = {k: v for k, v in os.environ.items() if not k.startswith("CODA_")}
     return {**clean, "PYTHONPATH": str(ROOT), "COLUMNS": "200", "NO_COLOR": "1"}
@@ -241,7 +246,7 @@ def test_ctrl_c_during_a_check_is_not_a_verdict(tmp_path):
     (tmp_path / "k.py").write_text(SCALE)
     process = subprocess.Popen(
         [*COMMAND, "check", str(tmp_path / "k.py"), "--tasks", str(SUITE)], env=environment(),
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, preexec_fn=heed_ctrl_c,
     )  # fmt: skip
     assert "policy" in process.stderr.readline()
     process.send_signal(signal.SIGINT)
@@ -271,6 +276,7 @@ def story(tmp_path_factory):
     process = subprocess.Popen(
         [*COMMAND, "generate", "--all", "--no-measure", "--library", "lib", "--runs", "runs", "--tasks", "suite.yaml"],
         env=environment(), cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        preexec_fn=heed_ctrl_c,
     )  # fmt: skip
     deadline = time.monotonic() + 150
     while time.monotonic() < deadline and process.poll() is None:

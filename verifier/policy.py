@@ -80,7 +80,7 @@ def _check(source: str) -> None:
         raise _Rejected(ast.Module(), "an encoding declaration; kernel files are UTF-8 without one")
     try:
         tree = ast.parse(source)
-    except (SyntaxError, ValueError, RecursionError, MemoryError) as e:
+    except (SyntaxError, ValueError, RecursionError, MemoryError, SystemError) as e:  # 3.11 raises the last for depth
         node = ast.Module()
         node.lineno = getattr(e, "lineno", 1) or 1
         raise _Rejected(node, f"not valid Python: {getattr(e, 'msg', None) or e}") from None
