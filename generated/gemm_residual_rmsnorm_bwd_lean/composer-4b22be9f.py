@@ -1,7 +1,7 @@
 """The same backward with rstd already folded into A and a finished correction column.
 
 dn = A B^T
-dx = dx_in + dn * weight + x * correction[m]     (correction = -(rstd^3 / N) sum_n dn weight x)
+dx = dx_in + dn * weight + x * correction[m]     (A carries rstd; correction = -(rstd^2 / N) sum_n dn weight x)
 dweight[n] = sum_m dn * x
 """
 
