@@ -52,7 +52,7 @@ class TensorSpec(_Model):
     width: Literal[0.5, 1, 2] = 1
     combine: Literal["add", "max", "max_abs"] = "add"
     index: str | None = None
-    head_dim: int = 128
+    head_dim: int = Field(default=128, ge=8, le=256)
     eps: float = 1e-6
 
     @property
