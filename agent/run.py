@@ -18,8 +18,6 @@ from verifier.verdict import HarnessError
 from .prompt import Prompt
 from .redact import redact
 
-DEFAULT_DIR = Path("runs")
-
 
 class Run:
     """A journal on disk; every event is flushed before the next step begins. Thread safe."""

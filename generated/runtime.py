@@ -19,7 +19,7 @@ from reference_kernels.tasks import ACT_DTYPES, Suite, Task, load_suite
 from verifier.bundle import CONFIGS
 from verifier.check import make_artefact, save_artefact, submit_compile
 from verifier.launch import Buffers, Kernel
-from verifier.manifest import Artefact, toolchain
+from verifier.manifest import Artefact, config_key, toolchain
 from verifier.pool import Pool
 
 from .library import Library, LibraryError
@@ -115,8 +115,3 @@ def load(
             manifests = [save_artefact(artefact, answer.directory / "kernel.o", directory)]
     artefact = Artefact.model_validate_json(manifests[0].read_text())
     return LoadedKernel(spec, artefact, directory, {**chosen, "author": passport.author})
-
-
-def config_key(config: dict) -> str:
-    """The short name of a configuration, as rows and file names spell it."""
-    return Artefact.model_construct(config=config).config_key

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import inspect
 from dataclasses import dataclass, field
-from fractions import Fraction
 from typing import Any, Callable, ClassVar
 
 
@@ -318,8 +317,3 @@ def _check_pairs(where: str, pairs: str | None, operands: dict, outputs: dict) -
             )
     if pairs is not None and any(isinstance(k, HeadRstd) for k in operands.values()) and pairs == "tile":
         raise DeclarationError(f"{where}: HeadRstd is not available with pairs='tile'")
-
-
-def width_text(width: float) -> str:
-    """``0.5 -> '1/2'``, ``2 -> '2'``: a width as people write it."""
-    return str(Fraction(width).limit_denominator(2))

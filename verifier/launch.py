@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from primitives import declare
-from primitives.shapes import finish, partial_shape, shape_of
+from primitives.shapes import finish, partial_shape
 from reference_kernels.expert import EXPERTS, signed
 from reference_kernels.tasks import ACT_DTYPES, Task
 
@@ -95,8 +95,3 @@ class Kernel:
         arguments = (buffers.a, buffers.b, tensor(art.d), tensor(art.c), epilogue, scheduler, None, None, None)
         function = self.function
         return lambda: function(*arguments)
-
-
-def expected_shapes(task: Task, shape: tuple[int, int, int]) -> dict[str, tuple[int, ...]]:
-    """Finished output shapes of a task."""
-    return {n: shape_of(s.declared, shape[0], shape[1]) for n, s in task.outputs.items()}

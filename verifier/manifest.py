@@ -30,6 +30,13 @@ def sha256(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
+def config_key(config: dict[str, Any]) -> str:
+    """The short name of a configuration, as rows and file names spell it."""
+    c = config
+    kind = "pp" if c["pingpong"] else "coop"
+    return f"{c['tile_m']}x{c['tile_n']}_c{c['cluster_m']}{c['cluster_n']}_{kind}_s{c['max_swizzle_size']}"
+
+
 class Artefact(BaseModel):
     """One compiled kernel in one configuration; all the GPU worker ever learns about a candidate.
 
@@ -60,9 +67,7 @@ class Artefact(BaseModel):
 
     @property
     def config_key(self) -> str:
-        c = self.config
-        kind = "pp" if c["pingpong"] else "coop"
-        return f"{c['tile_m']}x{c['tile_n']}_c{c['cluster_m']}{c['cluster_n']}_{kind}_s{c['max_swizzle_size']}"
+        return config_key(self.config)
 
     @property
     def declared(self) -> Program:

@@ -15,7 +15,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from reference_kernels.tasks import Task
+from primitives.shapes import traffic
+from reference_kernels.tasks import ACT_DTYPES, Task
 from reference_kernels.truth import STYLES
 
 from .bundle import EXPERT_AUTHOR, FORMAT
@@ -229,7 +230,7 @@ class Session:
     def _final(self, task: Task, shape, winners: dict, expert: Measurement, baselines: tuple[str, ...]) -> None:
         """Time the winners against the bare GEMM, the expert and the baselines."""
         self.progress(f"{task.name} {shape[0]}x{shape[1]}x{shape[2]} final timing")
-        facts = self._open(task, shape, self.seed + random.randrange(1 << 20))
+        self._open(task, shape, self.seed + random.randrange(1 << 20))
         kept = {}
         for name, (m, path, a) in winners.items():
             answer = self._guarded("add", subject=name, manifest=path)
@@ -249,7 +250,7 @@ class Session:
         for name, (m, a) in kept.items():
             if m is expert:
                 continue
-            row = self._row(task, shape, name, a, kept, expert, result, facts)
+            row = self._row(task, shape, name, a, kept, expert, result)
             problem = result["wrong"].get(name) or self._implausible(row)
             if problem:
                 m.rejected.append({"config": a.config_key, "shape": list(shape), "reason": problem})
@@ -292,12 +293,12 @@ class Session:
             return f"wall clock and CUDA events disagree by a factor of {row['wall_over_events']:.2f}: quarantined"
         return ""
 
-    def _row(self, task, shape, name, artefact, kept, expert, result, facts) -> dict:
+    def _row(self, task, shape, name, artefact, kept, expert, result) -> dict:
         times, medians = result["times_us"], result["median_us"]
         total = f"{name}+finish" if f"{name}+finish" in times else name
-        floor_us = 1e6 * max(
-            facts["flops"] / self.ceilings["matmul_flops"], facts["bytes"] / self.ceilings["copy_bytes"]
-        )
+        act = ACT_DTYPES[artefact.act]
+        moved = traffic(task.kinds, task.torch_dtypes(act), act, *shape)
+        floor_us = moved.floor_us(self.ceilings["matmul_flops"], self.ceilings["copy_bytes"])
         expert_name = next((n for n, (m, _) in kept.items() if m is expert), None)
         # like with like: an expert whose partials are folded is compared with ours folded too
         ratios = {b: ratio(times[b], times[total]) for b in times if b == "gemm" or b.startswith("torch.compile")}

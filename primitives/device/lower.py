@@ -51,15 +51,6 @@ class Config:
     pingpong: bool = True
     max_swizzle_size: int = 8
 
-    @property
-    def key(self) -> str:
-        kind = "pp" if self.pingpong else "coop"
-        return f"{self.tile_m}x{self.tile_n}_c{self.cluster_m}{self.cluster_n}_{kind}_s{self.max_swizzle_size}"
-
-    @property
-    def max_active_clusters(self) -> int:
-        return arch.max_active_clusters(self.cluster_m * self.cluster_n)
-
 
 class LoweringError(ValueError):
     """The program is well formed but this configuration or dtype cannot run it."""
