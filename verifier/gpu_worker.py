@@ -17,6 +17,7 @@ import torch
 
 from reference_kernels.tasks import ACT_DTYPES, Task
 from reference_kernels.truth import make_inputs, reference_of, truth_of
+from verifier.baselines import add_baseline
 from verifier.launch import Buffers, Kernel
 from verifier.manifest import Artefact
 from verifier.numerics import judge_output
@@ -87,7 +88,7 @@ class Worker:
         return self.bench.add_kernel(command["subject"], self.kernel(command["manifest"]))
 
     def add_baseline(self, command: dict) -> dict:
-        return self.bench.add_baseline(command["subject"])
+        return add_baseline(self.bench, command["subject"])
 
     def run(self, command: dict) -> dict:
         """Time every subject of the open benchmark, interleaved."""

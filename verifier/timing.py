@@ -17,7 +17,6 @@ from collections.abc import Callable
 import torch
 
 from primitives.shapes import traffic
-from reference_kernels import references
 from reference_kernels.tasks import ACT_DTYPES, Task
 from reference_kernels.truth import make_inputs, truth_of
 
@@ -31,7 +30,6 @@ WARMUP_SECONDS = 0.5
 WALL_SECONDS = 0.05
 MATMUL_SIZES = (4096, 6144, 8192)
 COPY_BYTES = 2 << 30
-BASELINES = ("gemm", "torch.compile", "torch.compile:max-autotune")
 
 
 def device_facts() -> dict:
@@ -105,7 +103,7 @@ def _graph(calls: list[Callable[[], None]]) -> torch.cuda.CUDAGraph:
     return graph
 
 
-def _replay_us(graph: torch.cuda.CUDAGraph) -> float:
+def replay_us(graph: torch.cuda.CUDAGraph) -> float:
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     start.record()
     graph.replay()
@@ -123,12 +121,12 @@ def ceilings() -> dict:
         graph = _graph([lambda: torch.mm(a, b, out=out)])
         for _ in range(5):
             time.sleep(0.1)  # a short burst runs above the power cap's steady clock: the optimistic bound
-            us = min(_replay_us(graph) for _ in range(4))
+            us = min(replay_us(graph) for _ in range(4))
             best_flops = max(best_flops, 2 * n**3 / (us * 1e-6))
     src = torch.empty(COPY_BYTES // 4, device="cuda", dtype=torch.float32).normal_()
     dst = torch.empty_like(src)
     copies = [_graph([lambda: torch.mul(src, 1.0, out=dst)]), _graph([lambda: dst.copy_(src)])]
-    copy_us = min(_replay_us(graph) for graph in copies for _ in range(10))
+    copy_us = min(replay_us(graph) for graph in copies for _ in range(10))
     return {
         "matmul_flops": best_flops,
         "copy_bytes": 2 * COPY_BYTES / (copy_us * 1e-6),
@@ -165,17 +163,17 @@ class Bench:
         persisting_l2(0)
         self.facts = {"sets": count, "bytes": t.bytes, "flops": t.flops}
 
-    def _truth(self, i: int):
+    def truth(self, i: int):
         while len(self.truths) <= i:
             j = len(self.truths)
             self.truths.append(truth_of(self.task, self.reference, *self.sets[j], self.dtype))
         return self.truths[i]
 
-    def _capture(self, name: str, calls: list[Callable[[], None]]) -> None:
+    def capture(self, name: str, calls: list[Callable[[], None]]) -> None:
         """Capture enough passes over the sets that one replay is long enough to time."""
         once = _graph(calls)
         once.replay()
-        us = _replay_us(once)
+        us = replay_us(once)
         passes = max(1, math.ceil(MIN_GRAPH_US / us))
         graph = once if passes == 1 else _graph(calls * passes)
         self.graphs[name] = (graph, passes * len(calls))
@@ -183,7 +181,7 @@ class Bench:
     def _verify(self, buffers: Buffers, i: int) -> str:
         done = buffers.finished()
         for name in buffers.outputs:
-            finding = judge_output(self.task, name, done[name], self._truth(i), False)
+            finding = judge_output(self.task, name, done[name], self.truth(i), False)
             if not finding.passed:
                 return finding.reason
         return ""
@@ -197,52 +195,13 @@ class Bench:
         reason = self._verify(buffers[0], 0)
         if reason:
             return {"passed": False, "reason": reason}
-        self._capture(subject, calls)
+        self.capture(subject, calls)
         self.buffers[subject] = buffers
         if buffers[0].has_partials:
             # the finaliser's own cost: the same calls followed by the fold of the partials
             finished = [(lambda c=c, b=b: (c(), self.keep.append(b.finished()))) for c, b in zip(calls, buffers)]
-            self._capture(f"{subject}+finish", finished)
+            self.capture(f"{subject}+finish", finished)
         return {"passed": True, "reason": ""}
-
-    def add_baseline(self, name: str) -> dict:
-        if name == "gemm":
-            out = torch.empty(self.shape[0], self.shape[1], device="cuda", dtype=self.dtype)
-            self.keep.append(out)
-            self._capture(name, [(lambda a=a, b=b: torch.mm(a, b, out=out)) for a, b, _ in self.sets])
-            return {"passed": True, "reason": ""}
-        mode = name.partition(":")[2]
-        options = {"mode": "max-autotune-no-cudagraphs"} if mode == "max-autotune" else {}
-        best, reasons = None, []
-        torch._dynamo.reset()
-        for written in references.spellings(self.task.name, self.reference):
-            model = _pytorch(self.task, written, self.dtype)
-            compiled = torch.compile(model, dynamic=False, fullgraph=True, **options)
-            self.keep.append(compiled)  # a captured graph needs its kernels loaded
-            problem = self._gross_error(compiled(*self.sets[0]))
-            if problem:
-                reasons.append(f"{name}: {problem}")
-                continue
-            self._capture(name, [(lambda s=s, c=compiled: self.keep.append(c(*s))) for s in self.sets])
-            graph, calls = self.graphs.pop(name)
-            warm(graph)
-            us = statistics.median(_replay_us(graph) for _ in range(5)) / calls
-            if best is None or us < best[0]:
-                best = (us, graph, calls)
-        if best is None:
-            return {"passed": False, "reason": "; ".join(reasons)}
-        self.graphs[name] = best[1:]
-        return {"passed": True, "reason": ""}
-
-    def _gross_error(self, got: dict) -> str:
-        """An honest baseline rounds the GEMM to 16 bits first, so only gross errors count."""
-        limit = 0.5 if self.task.name in references.APPROXIMATE_BASELINE else 0.05
-        truth = self._truth(0)
-        for out in self.task.outputs:
-            error = float((got[out].double() - truth.exact[out]).norm() / truth.exact[out].norm())
-            if not error < limit:
-                return f"{out} is off by {error:.3g} (relative)"
-        return ""
 
     def run(self, rounds: int, only: list[str] | None = None) -> dict:
         """Interleaved timing of the captured subjects; verifies the timed outputs afterwards.
@@ -259,7 +218,7 @@ class Bench:
             order.shuffle(names)
             for name in names:
                 graph, calls = self.graphs[name]
-                times[name].append(_replay_us(graph) / calls)
+                times[name].append(replay_us(graph) / calls)
         after = telemetry()
         clocks = {name: self._second_clock(name, statistics.median(times[name])) for name in names}
         wrong = {}
@@ -297,15 +256,3 @@ class Bench:
         end.record()
         torch.cuda.synchronize()
         return (time.perf_counter() - begin) * 1e3 / start.elapsed_time(end)
-
-
-def _pytorch(task: Task, reference: Callable, act: torch.dtype) -> Callable:
-    """What a PyTorch user would write: a 16-bit matmul, fp32 maths, outputs in their dtypes."""
-    dtypes = task.torch_dtypes(act)
-
-    def model(a, b, operands):
-        acc = (a @ b).float()
-        up = {n: t.float() if t.is_floating_point() else t for n, t in operands.items()}
-        return {n: t.to(dtypes[n]) for n, t in reference(acc, **up).items()}
-
-    return model
