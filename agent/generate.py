@@ -193,7 +193,7 @@ def keep(library: Library, source: str, passport: Passport) -> None:
     """Add a checked kernel; what was measured of the same text before stays with it."""
     before = next((p for p in library.passports(passport.task) if p.kernel == passport.kernel), None)
     if before:
-        measured = ("status", "measure", "timings", "device", "ceilings", "reviewer", "review", "created")
+        measured = ("status", "measure", "timings", "device", "ceilings", "history", "created")
         passport = passport.model_copy(update={f: getattr(before, f) for f in measured})
     library.add(source, passport)
 

@@ -1,76 +1,41 @@
 """Read and write the library: ``<task>/<kernel>.py`` with its passport ``<kernel>.json``.
 
 The index (``index.json``) is derived from the passports: for each task, device and
-timed shape the fastest kernel and its configuration. Writes are atomic and locked,
-so two runs can use one library at once.
+timed shape the fastest accepted kernel and its configuration. Writes are atomic and
+locked, so two runs or two reviewers can use one library at once.
 """
 
 from __future__ import annotations
 
-import datetime
 import hashlib
 import json
 import math
 import os
-import re
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from filelock import FileLock, Timeout
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import Field, TypeAdapter, ValidationError
+
+from .passport import Decision, Passport, kernel_id
+
+__all__ = ["DEFAULT", "Conflict", "Library", "LibraryError", "Passport", "kernel_id"]
 
 DEFAULT = Path(__file__).resolve().parent
 LOCK_SECONDS = 30
-Status = Literal["checked", "measured"]
 _ShapeKey = Annotated[str, Field(pattern=r"^[1-9]\d*x[1-9]\d*x[1-9]\d*$")]
 _INDEX = TypeAdapter(dict[str, dict[str, dict[_ShapeKey, dict[str, Any]]]])  # task -> device -> MxNxK -> entry
-STATUS_TEXT = {"checked": "checked, not measured", "measured": "measured"}
 
 
 class LibraryError(RuntimeError):
     """The library cannot be read or written; the message says what to do."""
 
 
-class Passport(BaseModel):
-    """The record beside every kernel: where it came from, what was proven, how fast it is."""
-
-    model_config = ConfigDict(extra="forbid")
-
-    format: Literal[1] = 1
-    kernel: str  # id: <author>-<first 8 of the source hash>
-    task: str
-    author: str
-    source_sha256: str
-    status: Status = "checked"
-    created: str = Field(default_factory=lambda: datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"))
-    run: str | None = None
-    model: str | None = None
-    prompt_sha256: str | None = None
-    tips: list[str] = []
-    attempts: int | None = None
-    cost: dict[str, Any] = {}
-    isolation: str = ""
-    toolchain: dict[str, str] = {}
-    check: list[dict] = []  # verdicts of the GPU-free stages
-    measure: list[dict] = []  # verdicts of the GPU stages
-    timings: list[dict] = []  # one row per device and shape
-    device: dict[str, Any] = {}
-    ceilings: dict[str, Any] = {}
-    reviewer: str | None = None
-    review: str | None = None
-
-    @property
-    def status_text(self) -> str:
-        return STATUS_TEXT[self.status]
-
-
-def kernel_id(author: str, source: str) -> str:
-    """``composer-1a2b3c4d``: stable for the same author and text."""
-    slug = re.sub(r"[^a-z0-9.]+", "-", author.lower()).strip("-")
-    return f"{slug}-{hashlib.sha256(source.encode()).hexdigest()[:8]}"
+class Conflict(LibraryError):
+    """The library changed since the reviewer looked; the message says what happened."""
 
 
 class Library:
@@ -90,6 +55,16 @@ class Library:
         pattern = f"{task}/*.json" if task else "*/*.json"
         for path in sorted(self.root.glob(pattern)):
             yield self._read(path)
+
+    def scan(self) -> tuple[list[Passport], list[str]]:
+        """Every readable passport, and why the others are not."""
+        found, problems = [], []
+        for path in sorted(self.root.glob("*/*.json")):
+            try:
+                found.append(self._read(path))
+            except LibraryError as e:
+                problems.append(str(e))
+        return found, problems
 
     def _read(self, path: Path) -> Passport:
         try:
@@ -156,6 +131,46 @@ class Library:
             self._reindex()
         return path
 
+    # --- deciding ---
+
+    def seen(self, passport: Passport) -> str:
+        """What a decision about a kernel rests on: its text, evidence, history, and the task's accepted kernels."""
+        accepted = [q.kernel for q in self.scan()[0] if q.task == passport.task and q.state == "accepted"]
+        facts = [passport.model_dump(mode="json"), accepted]
+        return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
+
+    def decide(self, passport: Passport, decision: Decision, seen: str) -> Passport:
+        """Add a decision to a kernel's history.
+
+        Args:
+            seen: ``seen(passport)`` at the moment the reviewer was shown the evidence.
+
+        Raises:
+            Conflict: somebody decided, or the kernel or its rivals changed, since then.
+            LibraryError: the decision is not possible in this state, or the library cannot be written.
+        """
+        with self._locked():
+            fresh = self._read(self.path(passport).with_suffix(".json"))
+            if self.seen(fresh) != seen:
+                raise Conflict(self._news(passport, fresh))
+            refusal = fresh.refusal(decision.verb)
+            if refusal:
+                raise LibraryError(refusal)
+            self.source(fresh)  # never decide about a text that is not the one that was checked
+            fresh.history.append(decision)
+            _write_atomically(self.path(fresh).with_suffix(".json"), fresh.model_dump_json(indent=1) + "\n")
+            self._reindex()
+        return fresh
+
+    def _news(self, before: Passport, fresh: Passport) -> str:
+        name = f"{fresh.task}/{fresh.kernel}"
+        if len(fresh.history) > len(before.history):
+            last = fresh.history[-1]
+            return f"{name}: {last.reviewer} decided meanwhile ({last.verb}: {last.reason}); look at it again"
+        if fresh != before:
+            return f"{name} was checked or measured again meanwhile; look at it again"
+        return f"another kernel of {fresh.task} was accepted or retired meanwhile; compare {name} with it again"
+
     @contextmanager
     def _locked(self) -> Iterator[None]:
         try:
@@ -170,9 +185,12 @@ class Library:
             ) from e
 
     def _reindex(self) -> None:
-        """Derive ``index.json``: task -> device -> shape -> fastest kernel and configuration."""
+        """Derive ``index.json``: task -> device -> shape -> fastest accepted kernel and configuration.
+
+        A corrupt passport is left out: what it says cannot be served, and must not hinder the others.
+        """
         index: dict[str, dict] = {}
-        for p in self.passports():
+        for p in (p for p in self.scan()[0] if p.state == "accepted"):
             for row in p.timings:
                 shapes = index.setdefault(p.task, {}).setdefault(row["device"], {})
                 key = "x".join(map(str, row["shape"]))
@@ -190,14 +208,14 @@ class Library:
     # --- choosing ---
 
     def best(self, task: str, device: str, shape: tuple[int, int, int]) -> dict:
-        """The fastest measured kernel for the nearest measured shape.
+        """The fastest accepted kernel for the nearest measured shape.
 
         Returns:
             ``{"kernel", "config", "measured_shape", ...}``; ``measured_shape`` is the
             timed shape with the closest logarithmic distance.
 
         Raises:
-            LibraryError: nothing was measured for this task on this device.
+            LibraryError: no accepted kernel was measured for this task on this device.
         """
         path = self.root / "index.json"
         try:
@@ -208,7 +226,9 @@ class Library:
         shapes = devices.get(device)
         if not shapes:
             have = ", ".join(devices) or "no device"
-            raise LibraryError(f"nothing measured for {task} on {device} (measured on: {have}); run 'coda-agent measure'")
+            waiting = [p.kernel for p in self.passports(task) if p.state == "proposed" and p.timings]
+            todo = f"proposed: {', '.join(waiting)}; run 'coda-agent review {task}'" if waiting else "run 'coda-agent measure'"
+            raise LibraryError(f"no accepted kernel for {task} was measured on {device} (measured on: {have}); {todo}")
 
         def distance(key: str) -> float:
             return sum(abs(math.log(int(a) / b)) for a, b in zip(key.split("x"), shape))

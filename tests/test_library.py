@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from generated.library import Library, LibraryError, Passport, kernel_id
+from generated.passport import Decision
 
 ROOT = Path(__file__).resolve().parent.parent
 SOURCE = '''"""y = A B."""
@@ -31,6 +32,9 @@ def passport(source=SOURCE, task="gemm_rmsnorm", author="composer", **more):
         source_sha256=hashlib.sha256(source.encode()).hexdigest(),
         **more,
     )
+
+
+ACCEPTED = [Decision(verb="accept", reviewer="anna", reason="level with the expert")]
 
 
 def timing(shape, us=100.0, gemm=0.9, config="128x128_c21_pp_s8", device="NVIDIA H200"):
@@ -177,7 +181,7 @@ def test_corrupt_passport_is_named(lib, content):
 def test_unknown_fields_and_formats_are_refused(lib):
     path = lib.add(SOURCE, passport()).with_suffix(".json")
     good = json.loads(path.read_text())
-    for change in ({"extra": 1}, {"format": 2}, {"status": "fast"}):
+    for change in ({"extra": 1}, {"format": 3}, {"status": "fast"}):
         path.write_text(json.dumps({**good, **change}))
         with pytest.raises(LibraryError):
             lib.find("gemm_rmsnorm")
@@ -188,6 +192,7 @@ def test_unknown_fields_and_formats_are_refused(lib):
 WRITER = """
 import hashlib, sys
 from generated.library import Library, Passport, kernel_id
+from generated.passport import Decision
 root, who = sys.argv[1:]
 print("ready", flush=True)
 sys.stdin.readline()
@@ -196,7 +201,8 @@ for i in range(20):
     Library(root).add(source, Passport(kernel=kernel_id(who, source), task=f"gemm_{i % 3}", author=who,
         source_sha256=hashlib.sha256(source.encode()).hexdigest(),
         timings=[{"device": "H200", "shape": [i + 1, 16, 8], "config": who, "total_us": 1.0,
-                  "ratios": {"gemm": {"median": 1.0}}}]))
+                  "ratios": {"gemm": {"median": 1.0}}}],
+        history=[Decision(verb="accept", reviewer=who, reason="fast")]))
 """
 
 
@@ -290,7 +296,7 @@ def test_full_disk_leaves_the_old_kernel(small_disk):
 @pytest.fixture
 def measured(lib):
     def add(text, rows, task="gemm_rmsnorm"):
-        p = passport(text, task=task, timings=rows, status="measured")
+        p = passport(text, task=task, timings=rows, status="measured", history=ACCEPTED)
         lib.add(text, p)
         return p.kernel
 
@@ -312,15 +318,15 @@ def test_best_is_the_fastest_at_the_nearest_shape(measured):
 
 def test_absolute_times_of_two_sessions_are_not_compared(lib):
     """The kernel that was faster against the bare GEMM of its own session wins, not the smaller time."""
-    lib.add("# hot\n", passport("# hot\n", timings=[timing((4096, 4096, 4096), 300, 0.97)]))
-    lib.add("# cool\n", passport("# cool\n", timings=[timing((4096, 4096, 4096), 200, 0.90)]))
+    lib.add("# hot\n", passport("# hot\n", timings=[timing((4096, 4096, 4096), 300, 0.97)], history=ACCEPTED))
+    lib.add("# cool\n", passport("# cool\n", timings=[timing((4096, 4096, 4096), 200, 0.90)], history=ACCEPTED))
     assert lib.best("gemm_rmsnorm", "NVIDIA H200", (4096, 4096, 4096))["kernel"] == kernel_id("composer", "# hot\n")
 
 
 def test_best_refuses_what_was_not_measured(measured):
     with pytest.raises(LibraryError, match=r"on NVIDIA H100.*measured on: NVIDIA H200"):
         measured.best("gemm_rmsnorm", "NVIDIA H100", (2048, 2048, 2048))
-    with pytest.raises(LibraryError, match="nothing measured for gemm_rope"):
+    with pytest.raises(LibraryError, match="no accepted kernel for gemm_rope.*no device.*coda-agent measure"):
         measured.best("gemm_rope", "NVIDIA H200", (2048, 2048, 2048))
 
 
