@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import math
-import random
 import secrets
 import statistics
 from collections.abc import Callable
@@ -31,6 +30,7 @@ MIN_EFFECT = 1.02  # a win is declared only when the lower bound of the ratio ex
 CLOCKS_AGREE = (0.9, 1.1)  # wall clock of a batch over CUDA events, per call
 IMPOSSIBLE = 1.05  # share of the floor above which a time is quarantined instead of believed
 COMMAND_SECONDS, COMPILE_SECONDS = 90.0, 300.0
+FINALISTS, FINALIST_WINDOW = 3, 1.05  # configurations per kernel in the final round; how far behind the best of tuning
 
 
 @dataclass
@@ -98,8 +98,16 @@ def read_bundle(directory: Path) -> Bundle:
 class Session:
     """One measuring session: one device, one set of ceilings, fresh entropy."""
 
-    def __init__(self, worker: GpuWorker, bundle: Bundle, progress: Callable[[str], None] = lambda text: None):
-        self.worker, self.bundle, self.progress = worker, bundle, progress
+    def __init__(
+        self,
+        worker: GpuWorker,
+        bundle: Bundle,
+        progress: Callable[[str], None] = lambda text: None,
+        *,
+        adapters: str | None = None,
+    ):
+        """``adapters``: dotted name of a module with further baselines, or None."""
+        self.worker, self.bundle, self.progress, self.adapters = worker, bundle, progress, adapters
         self.id = secrets.token_hex(4)
         self.seed = secrets.randbits(30)
         self.device = worker.call("hello")
@@ -108,7 +116,9 @@ class Session:
     def resolution(self, name: str, shape: tuple[int, int, int] = AA_SHAPE) -> dict:
         """A/A test: one artefact timed as two subjects; how far from 1 a ratio can be by chance."""
         task = self.bundle.tasks[name]
-        path = next(p for p, a in self.bundle.artefacts if a.task == name and a.act == "bf16" and a.author != EXPERT_AUTHOR)
+        path = next(
+            p for p, a in self.bundle.artefacts if a.task == name and a.act == "bf16" and a.author != EXPERT_AUTHOR
+        )
         self.progress(f"A/A test on {name} {shape[0]}x{shape[1]}x{shape[2]}")
         self._open(task, shape, self.seed)
         for subject in ("A1", "A2"):
@@ -118,7 +128,13 @@ class Session:
         if "times_us" not in result:
             return {}
         found = ratio(result["times_us"]["A1"], result["times_us"]["A2"])
-        return {"task": name, "shape": list(shape), **found, "rounds": AA_ROUNDS, "wall_over_events": result["wall_over_events"]}
+        return {
+            "task": name,
+            "shape": list(shape),
+            **found,
+            "rounds": AA_ROUNDS,
+            "wall_over_events": result["wall_over_events"],
+        }
 
     def measure_task(self, name: str, baselines: tuple[str, ...], shapes: list | None = None) -> list[Measurement]:
         """Measure every kernel of the bundle for one task, together with the expert and the baselines."""
@@ -134,9 +150,9 @@ class Session:
         good = [group[0] for group in twins.values()]
         expert = Measurement(name, EXPERT_AUTHOR, "")
         sizes = [tuple(s) for s in shapes or task.timed] if good else []
-        winners = {shape: self._tune(task, shape, self._subjects(task, good, expert)) for shape in sizes}
-        self.worker.close()  # winners are measured again in a fresh process, with fresh inputs
-        for shape, chosen in winners.items():
+        finalists = {shape: self._tune(task, shape, self._subjects(task, good, expert)) for shape in sizes}
+        self.worker.close()  # finalists are measured again in a fresh process, with fresh inputs
+        for shape, chosen in finalists.items():
             if any(m is not expert for m, _, _ in chosen.values()):
                 self._final(task, shape, chosen, expert, baselines)
         for first, *others in twins.values():
@@ -150,7 +166,9 @@ class Session:
                 m.verdicts.append(Verdict(stage="timing", passed=True, reason=reason, evidence={"session": self.id}))
             else:
                 reasons = "; ".join(r["reason"] for r in m.rejected[:3])
-                m.verdicts.append(Verdict(stage="timing", passed=False, reason=f"no configuration could be timed: {reasons}"))
+                m.verdicts.append(
+                    Verdict(stage="timing", passed=False, reason=f"no configuration could be timed: {reasons}")
+                )
         return measured
 
     def _machine_code(self, m: Measurement) -> tuple:
@@ -196,7 +214,9 @@ class Session:
                     if f["relative_error"] >= worst.get(f["output"], {}).get("relative_error", -1.0):
                         worst[f["output"]] = {**f, "shape": list(shape), "act": act}
         reason = f"{len(plan)} cases in each of {', '.join(task.dtypes)} match the fp64 reference"
-        m.verdicts.append(Verdict(stage="numerics", passed=True, reason=reason, evidence={"worst": worst, "seed": self.seed}))
+        m.verdicts.append(
+            Verdict(stage="numerics", passed=True, reason=reason, evidence={"worst": worst, "seed": self.seed})
+        )
 
     def _guarded(self, cmd: str, timeout: float = COMMAND_SECONDS, **fields) -> dict:
         """A command whose loss or error is the candidate's fault: an answer either way."""
@@ -211,10 +231,13 @@ class Session:
     # --- timing ---
 
     def _open(self, task: Task, shape, seed: int) -> dict:
-        return self.worker.call(
-            "open_bench", COMMAND_SECONDS, task=task.model_dump(mode="json"), shape=shape, act="bf16", seed=seed,
-            suite=self.bundle.suite,
-        )  # fmt: skip
+        try:
+            return self.worker.call(
+                "open_bench", COMMAND_SECONDS, task=task.model_dump(mode="json"), shape=shape, act="bf16", seed=seed,
+                suite=self.bundle.suite,
+            )  # fmt: skip
+        except (WorkerLost, CommandFailed) as e:  # no candidate has run yet
+            raise HarnessError(f"cannot make inputs of {task.name} at {'x'.join(map(str, shape))}: {e}") from e
 
     def _subjects(self, task: Task, measured: list[Measurement], expert: Measurement) -> dict:
         """Everything to tune: subject name -> (owner, manifest path, artefact)."""
@@ -227,62 +250,98 @@ class Session:
                 subjects[f"{EXPERT_AUTHOR}||{a.config_key}"] = (expert, path, a)
         return subjects
 
-    def _final(self, task: Task, shape, winners: dict, expert: Measurement, baselines: tuple[str, ...]) -> None:
-        """Time the winners against the bare GEMM, the expert and the baselines."""
-        self.progress(f"{task.name} {shape[0]}x{shape[1]}x{shape[2]} final timing")
-        self._open(task, shape, self.seed + random.randrange(1 << 20))
-        kept = {}
-        for name, (m, path, a) in winners.items():
-            answer = self._guarded("add", subject=name, manifest=path)
-            if answer["passed"]:
-                kept[name] = (m, a)
+    def _assemble(self, task: Task, shape, entries: dict[str, dict]) -> tuple[dict[str, dict], dict[str, str]]:
+        """Open a benchmark and add every entry; one that costs the worker is left out and the others are added again.
+
+        Args:
+            entries: subject name -> the fields of its command.
+
+        Returns:
+            The answers of the subjects that are in, and why the others are not.
+        """
+        seed, failed = self.seed + secrets.randbelow(1 << 20), {}
+        while True:
+            self._open(task, shape, seed)
+            added = {}
+            for name, fields in entries.items():
+                if name in failed:
+                    continue
+                answer = self._guarded(**fields, subject=name)
+                if answer["passed"]:
+                    added[name] = answer
+                    continue
+                failed[name] = answer["reason"]
+                if answer.get("lost"):
+                    break
             else:
-                m.rejected.append({"config": a.config_key, "shape": list(shape), "reason": answer["reason"]})
-        for b in ("gemm", *baselines):
-            answer = self._guarded("add_baseline", COMPILE_SECONDS, subject=b)
-            if not answer["passed"]:
-                self.progress(f"{task.name}: baseline {b} left out: {answer['reason'][:200]}")
-        result = self._guarded("run", rounds=FINAL_ROUNDS)
-        if "times_us" not in result:
-            for m, a in kept.values():
-                m.rejected.append({"config": a.config_key, "shape": list(shape), "reason": f"timing: {result['reason']}"})
-            return
-        for name, (m, a) in kept.items():
-            if m is expert:
-                continue
-            row = self._row(task, shape, name, a, kept, expert, result)
-            problem = result["wrong"].get(name) or self._implausible(row)
-            if problem:
-                m.rejected.append({"config": a.config_key, "shape": list(shape), "reason": problem})
-            else:
-                m.rows.append(row)
+                return added, failed
 
     def _tune(self, task: Task, shape, subjects: dict) -> dict:
-        """The fastest correct configuration of each kernel at this shape."""
+        """The configurations of each kernel that go into the final round at this shape.
+
+        Those a few percent apart in a short round are all carried on: which is first here is chance.
+        """
         self.progress(f"{task.name} {shape[0]}x{shape[1]}x{shape[2]} {len(subjects)} configurations")
-        seed = self.seed + random.randrange(1 << 20)
-        self._open(task, shape, seed)
-        added = []
-        for name, (m, path, a) in subjects.items():
-            answer = self._guarded("add", subject=name, manifest=path)
-            if answer["passed"]:
-                added.append(name)
-                continue
-            m.rejected.append({"config": a.config_key, "shape": list(shape), "reason": answer["reason"]})
-            if answer.get("lost"):  # a fresh worker knows nothing: add the survivors again
-                self._open(task, shape, seed)
-                added = [n for n in added if self._guarded("add", subject=n, manifest=subjects[n][1])["passed"]]
-        if not added:
-            return {}
-        result = self._guarded("run", rounds=TUNE_ROUNDS)
-        medians = result.get("median_us", {})
-        total = {n: medians.get(f"{n}+finish", medians[n]) for n in added if n in medians}
-        winners: dict[int, str] = {}
-        for name in total:
-            owner = id(subjects[name][0])
-            if owner not in winners or total[name] < total[winners[owner]]:
-                winners[owner] = name
-        return {n: subjects[n] for n in winners.values()}
+        added, failed = self._assemble(
+            task, shape, {n: {"cmd": "add", "manifest": p} for n, (_, p, _) in subjects.items()}
+        )
+        for name, reason in failed.items():
+            _reject(subjects[name], shape, reason)
+        medians = self._guarded("run", rounds=TUNE_ROUNDS).get("median_us", {}) if added else {}
+        by_owner: dict[int, dict[str, float]] = {}
+        for name in (n for n in added if n in medians):
+            by_owner.setdefault(id(subjects[name][0]), {})[name] = medians[_total(name, medians)]
+        chosen = {}
+        for totals in by_owner.values():
+            limit = FINALIST_WINDOW * min(totals.values())
+            chosen |= {n: subjects[n] for n in sorted(totals, key=totals.get)[:FINALISTS] if totals[n] <= limit}
+        return chosen
+
+    def _final(self, task: Task, shape, finalists: dict, expert: Measurement, baselines: tuple[str, ...]) -> None:
+        """Time the finalists against the bare GEMM, the expert and the baselines; one row per kernel."""
+        self.progress(f"{task.name} {shape[0]}x{shape[1]}x{shape[2]} final timing")
+        asked = [b for b in dict.fromkeys(("gemm", *baselines)) if b != "expert"]  # the expert comes with the bundle
+        entries = {n: {"cmd": "add", "manifest": p} for n, (_, p, _) in finalists.items()}
+        entries |= {b: {"cmd": "add_baseline", "timeout": COMPILE_SECONDS, "adapters": self.adapters} for b in asked}
+        added, failed = self._assemble(task, shape, entries)
+        result = self._guarded("run", rounds=FINAL_ROUNDS) if "gemm" in added else {"reason": f"gemm: {failed['gemm']}"}
+        problems = {n: failed[n] for n in finalists if n in failed}
+        rows: dict[str, dict] = {}
+        if "times_us" not in result:
+            problems = {n: f"timing: {result['reason']}" for n in finalists} | problems
+        else:
+            problems |= result["wrong"]
+            left_out = {b: failed[b] for b in asked if b in failed}
+            compared = {
+                b: {**_BASELINE, **_facts(added[b]), "times": result["times_us"][b]} for b in asked if b in added
+            }
+            experts = [n for n, (m, _, _) in finalists.items() if m is expert]
+            best = _fastest([n for n in experts if n not in problems], result["median_us"])
+            if best:
+                a = finalists[best][2]
+                compared["expert"] = {
+                    "version": f"quack-kernels {a.toolchain.get('quack-kernels')}",
+                    "covers": a.covers,
+                    "config": a.config_key,
+                    # like with like: an expert whose partials are folded is compared with ours folded too
+                    "times": result["times_us"][_total(best, result["times_us"])],
+                }
+            elif experts:
+                left_out["expert"] = problems[experts[0]]
+            for b, reason in left_out.items():
+                self.progress(f"{task.name}: baseline {b} left out: {reason[:200]}")
+            for name, (m, _, a) in finalists.items():
+                if m is not expert and name not in problems:
+                    row = self._row(task, shape, name, a, compared, left_out, result)
+                    problem = self._implausible(row)
+                    (problems if problem else rows)[name] = problem or row
+        for name, reason in problems.items():
+            _reject(finalists[name], shape, reason)
+        for m in {id(m): m for m, _, _ in finalists.values()}.values():
+            own = {n: rows[n] for n in rows if finalists[n][0] is m}
+            if own:
+                best = min(own, key=lambda n: own[n]["total_us"])
+                m.rows.append({**own[best], "finalists": {r["config"]: r["total_us"] for r in own.values()}})
 
     def _implausible(self, row: dict) -> str:
         """Why a time is not believed, or an empty string."""
@@ -293,43 +352,68 @@ class Session:
             return f"wall clock and CUDA events disagree by a factor of {row['wall_over_events']:.2f}: quarantined"
         return ""
 
-    def _row(self, task, shape, name, artefact, kept, expert, result) -> dict:
-        times, medians = result["times_us"], result["median_us"]
-        total = f"{name}+finish" if f"{name}+finish" in times else name
+    def _row(
+        self, task: Task, shape, name: str, artefact: Artefact, compared: dict, left_out: dict, result: dict
+    ) -> dict:
+        """What one configuration took, beside everything it is compared with."""
+        times, total = result["times_us"], _total(name, result["times_us"])
         act = ACT_DTYPES[artefact.act]
         moved = traffic(task.kinds, task.torch_dtypes(act), act, *shape)
         floor_us = moved.floor_us(self.ceilings["matmul_flops"], self.ceilings["copy_bytes"])
-        expert_name = next((n for n, (m, _) in kept.items() if m is expert), None)
-        # like with like: an expert whose partials are folded is compared with ours folded too
-        ratios = {b: ratio(times[b], times[total]) for b in times if b == "gemm" or b.startswith("torch.compile")}
-        if expert_name:
-            expert_total = f"{expert_name}+finish" if f"{expert_name}+finish" in times else expert_name
-            ratios["expert"] = ratio(times[expert_total], times[total])
-            ratios["expert"]["config"] = kept[expert_name][1].config_key
-            ratios["expert"]["covers"] = kept[expert_name][1].covers
+        kernel_us = statistics.median(times[name])
+        ratios = {b: ratio(c["times"], times[total]) for b, c in compared.items()}
+        samples = {"kernel": times[name], "total": times[total], **{b: c["times"] for b, c in compared.items()}}
         return {
             "task": task.name,
             "shape": list(shape),
             "act": "bf16",
             "config": artefact.config_key,
             "object_sha256": artefact.object_sha256,
-            "kernel_us": medians[name],
-            "total_us": medians[total],
+            "flops": moved.flops,
+            "bytes": moved.bytes,
+            "kernel_us": kernel_us,
+            "total_us": statistics.median(times[total]),
             "finish_us": statistics.median(t - k for t, k in zip(times[total], times[name], strict=True)),
             "iqr_us": _iqr(times[name]),
-            "gemm_us": medians["gemm"],
+            "gemm_us": statistics.median(times["gemm"]),
             "tax_us": statistics.median(k - g for k, g in zip(times[name], times["gemm"], strict=True)),
             "floor_us": floor_us,
-            "share_of_floor": floor_us / medians[name],
-            "baseline_us": {n: medians[n] for n in times if n.startswith("torch.compile")},
-            "expert_us": medians.get(expert_name) if expert_name else None,
+            "share_of_floor": floor_us / kernel_us,
+            "baselines": {
+                b: {"us": statistics.median(c["times"]), **{f: c[f] for f in _BASELINE}} for b, c in compared.items()
+            },
+            "left_out": left_out,
             "ratios": ratios,
             "wins": {n: r["low"] > MIN_EFFECT for n, r in ratios.items()},
             "wall_over_events": result["wall_over_events"][name],
             "rounds": len(times[name]),
+            "samples_us": {n: [float(f"{t:.4g}") for t in ts] for n, ts in samples.items()},
             "session": self.id,
             "receipt": result["receipt"],
         }
+
+
+# what a row says of a baseline beside its time; ``covers``: the outputs it computes, None for all
+_BASELINE = {"version": None, "covers": None, "config": None}
+
+
+def _facts(answer: dict) -> dict:
+    """What the worker said of a baseline that it added."""
+    return {f: answer[f] for f in _BASELINE if f in answer}
+
+
+def _total(name: str, timed: dict) -> str:
+    """The subject that includes folding the partial reductions of ``name``, where it has any."""
+    return f"{name}+finish" if f"{name}+finish" in timed else name
+
+
+def _fastest(names: list[str], medians: dict[str, float]) -> str | None:
+    return min(names, key=lambda n: medians[_total(n, medians)], default=None)
+
+
+def _reject(subject: tuple[Measurement, str, Artefact], shape, reason: str) -> None:
+    m, _, a = subject
+    m.rejected.append({"config": a.config_key, "shape": list(shape), "reason": reason})
 
 
 def ratio(baseline: list[float], subject: list[float]) -> dict:

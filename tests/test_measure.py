@@ -1,0 +1,236 @@
+"""The measuring session against a worker that makes up times: what goes into a row, and what does not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from reference_kernels.tasks import load_suite
+from verifier import measure
+from verifier.bundle import CONFIGS, EXPERT_AUTHOR
+from verifier.gpu import CommandFailed, WorkerLost
+from verifier.manifest import Artefact, config_key
+from verifier.measure import Bundle, Session
+from verifier.verdict import HarnessError
+
+TASK = load_suite()["gemm_residual_rmsnorm"]
+SHAPE = (2048, 2048, 2048)
+PROGRAM = {"name": TASK.name, "pairs": None, "operands": {}, "outputs": {}, "index": {}}
+
+
+def artefact(author: str, config: dict, act: str = "bf16", covers: list[str] | None = None) -> Artefact:
+    key = f"{author}|{config_key(config)}|{act}"
+    return Artefact(
+        kernel=TASK.name, task=TASK.name, author=author, act=act, b="kn", 
+        source_sha256="" if "quack" in author else author,
+        object=f"{key}.o", object_sha256=key, symbol="f", fields=[], d=None, c=None, covers=covers, config=config,
+        program=PROGRAM, toolchain={"quack-kernels": "0.6.5"}, isolation="none",
+    )  # fmt: skip
+
+
+def bundle(*artefacts: Artefact) -> Bundle:
+    kernels = {a.author: a for a in artefacts if a.author != EXPERT_AUTHOR}
+    content = {"kernels": [{"task": TASK.name, "author": n, "source_sha256": n, "source": ""} for n in kernels]}
+    paths = [(f"/{a.object_sha256}", a) for a in artefacts]
+    return Bundle(Path("/"), content, paths, {TASK.name: TASK})
+
+
+class MadeUpTimes:
+    """Speaks the worker's protocol. ``us``: manifest or baseline -> microseconds in (tuning, the final round)."""
+
+    def __init__(self, us: dict[str, tuple[float, float]], **behaviour):
+        self.us, self.behaviour = us, behaviour
+        self.subjects: dict[str, str] = {}
+        self.commands: list[dict] = []
+        self.final = False
+
+    def close(self):
+        self.final = True
+
+    def call(self, cmd: str, timeout: float = 120.0, **fields) -> dict:
+        self.commands.append({"cmd": cmd, **fields})
+        return getattr(self, cmd)(fields)
+
+    def hello(self, fields):
+        return {"device": "made up"}
+
+    def ceilings(self, fields):
+        return {"matmul_flops": 8e14, "copy_bytes": 4e12}
+
+    def numerics(self, fields):
+        return {"passed": True, "reason": "", "findings": []}
+
+    def open_bench(self, fields):
+        self.subjects = {}
+        return {}
+
+    def add(self, fields):
+        subject = fields["manifest"].removeprefix("/")
+        if subject in self.behaviour.get("kills", ()):
+            self.subjects = {}
+            raise WorkerLost("the worker process ended (SIGSEGV)")
+        self.subjects[fields["subject"]] = subject
+        return {"passed": True, "reason": ""}
+
+    def add_baseline(self, fields):
+        name = fields["subject"]
+        if name in self.behaviour.get("absent", ()):
+            return {"passed": False, "reason": f"{name} is not installed"}
+        if name in self.behaviour.get("raises", ()):
+            raise CommandFailed("RuntimeError: no", "...")
+        self.subjects[name] = name
+        return {"passed": True, "reason": "", **self.behaviour.get("facts", {}).get(name, {})}
+
+    def run(self, fields):
+        times = {}
+        for name, what in self.subjects.items():
+            us = self.us[what][self.final]
+            times[name] = [us * (1 + 0.001 * (i % 5)) for i in range(fields["rounds"])]
+            if "|" in what:
+                times[f"{name}+finish"] = [t + 2.0 for t in times[name]]
+        wrong = {
+            n: "timed output: h: wrong" for n, what in self.subjects.items() if what in self.behaviour.get("wrong", ())
+        }
+        return {
+            "times_us": times,
+            "median_us": {n: sorted(t)[len(t) // 2] for n, t in times.items()},
+            "wrong": wrong,
+            "wall_over_events": {n: 1.0 for n in times},
+            "receipt": {},
+        }
+
+
+def measured(us, artefacts, baselines=(), adapters=None, **behaviour):
+    worker = MadeUpTimes({"gemm": (28.0, 28.0), **us}, **behaviour)
+    session = Session(worker, bundle(*artefacts), adapters=adapters)
+    return {m.author: m for m in session.measure_task(TASK.name, baselines, [SHAPE])}, worker
+
+
+def named(author: str, *times: tuple[float, float]) -> tuple[list[Artefact], dict]:
+    """A kernel in as many configurations as there are times, and an fp16 object for the numerics."""
+    found = [artefact(author, c) for c in CONFIGS[: len(times)]]
+    us = {a.object_sha256: t for a, t in zip(found, times)}
+    return [*found, artefact(author, CONFIGS[0], "fp16")], us
+
+
+def test_a_row_holds_what_it_was_computed_from():
+    ours, us = named("me", (40.0, 40.0))
+    experts = [artefact(EXPERT_AUTHOR, CONFIGS[0], covers=["h", "y"])]
+    us |= {experts[0].object_sha256: (50.0, 50.0), "liger": (80.0, 80.0), "eager": (100.0, 100.0)}
+    found, worker = measured(
+        us, [*ours, *experts], ("eager", "liger", "flashinfer"), adapters="some.module",
+        facts={"liger": {"version": "liger-kernel 0.6", "covers": ["y"]}}, absent=["flashinfer"],
+    )  # fmt: skip
+    [row] = found["me"].rows
+    assert found["me"].passed and row["shape"] == list(SHAPE) and row["config"] == config_key(CONFIGS[0])
+    assert row["flops"] == 2 * 2048**3
+    tiles, row_bytes = 2 * 2048 * 2048, 2048 * 2
+    assert row["bytes"] == 5 * tiles + row_bytes + 2048 * 4  # A, B, residual, h, y; weight; sumsq
+    assert set(row["samples_us"]) == {"kernel", "total", "gemm", "eager", "liger", "expert"}
+    assert {len(v) for v in row["samples_us"].values()} == {measure.FINAL_ROUNDS} == {row["rounds"]}
+    assert row["samples_us"]["kernel"][1] == 40.04 and row["samples_us"]["total"][4] == 42.16
+    assert row["samples_us"]["expert"][0] == 52.0  # its fold counts as ours does
+    assert row["total_us"] == pytest.approx(42.08) and row["finish_us"] == pytest.approx(2.0)
+    assert row["baselines"] == {
+        "gemm": {"us": pytest.approx(28.056), "version": None, "covers": None, "config": None},
+        "eager": {"us": pytest.approx(100.2), "version": None, "covers": None, "config": None},
+        "liger": {"us": pytest.approx(80.16), "version": "liger-kernel 0.6", "covers": ["y"], "config": None},
+        "expert": {
+            "us": pytest.approx(52.1), "version": "quack-kernels 0.6.5", "covers": ["h", "y"], "config": row["config"],
+        },
+    }  # fmt: skip
+    assert row["left_out"] == {"flashinfer": "flashinfer is not installed"}
+    assert set(row["ratios"]) == set(row["wins"]) == set(row["baselines"])
+    assert all(set(r) == {"median", "low", "high"} for r in row["ratios"].values())
+    assert row["ratios"]["liger"]["median"] == pytest.approx(80 / 42, rel=0.01) and row["wins"]["liger"]
+    assert not row["wins"]["gemm"]
+    asked = [c for c in worker.commands if c["cmd"] == "add_baseline"]
+    assert [c["subject"] for c in asked] == ["gemm", "eager", "liger", "flashinfer"]
+    assert {c["adapters"] for c in asked} == {"some.module"}
+
+
+def test_the_final_round_decides_between_configurations_that_tuning_cannot_tell_apart():
+    ours, us = named("me", (40.0, 41.0), (41.0, 39.0), (41.5, 43.0), (41.6, 30.0), (50.0, 20.0))
+    found, _ = measured(us, ours)
+    [row] = found["me"].rows
+    assert row["config"] == config_key(CONFIGS[1])
+    keys = [config_key(c) for c in CONFIGS]
+    # the fourth is within the window but is not one of the best three, the fifth is outside the window
+    assert row["finalists"] == {
+        keys[0]: pytest.approx(43.08, 1e-3),
+        keys[1]: row["total_us"],
+        keys[2]: pytest.approx(45.08, 1e-3),
+    }
+
+
+def test_a_configuration_outside_the_window_is_no_finalist():
+    ours, us = named("me", (40.0, 41.0), (45.0, 20.0))
+    found, _ = measured(us, ours)
+    assert list(found["me"].rows[0]["finalists"]) == [config_key(CONFIGS[0])]
+
+
+def test_every_author_brings_as_many_finalists_whoever_is_faster():
+    slow, us = named("slow", (60.0, 60.0), (61.0, 59.0), (62.0, 62.0))
+    fast, more = named("fast", (40.0, 41.0), (41.0, 39.0), (41.5, 43.0))
+    expert = [artefact(EXPERT_AUTHOR, c) for c in CONFIGS[:4]]
+    us |= more | {a.object_sha256: (50.0 + i, 50.0 - i) for i, a in enumerate(expert)}
+    found, _ = measured(us, [*slow, *fast, *expert])
+    assert {author: len(m.rows[0]["finalists"]) for author, m in found.items()} == {"slow": 3, "fast": 3}
+    assert found["slow"].rows[0]["total_us"] == pytest.approx(61, rel=0.01)
+    assert found["fast"].rows[0]["baselines"]["expert"]["us"] == pytest.approx(50, rel=0.01)  # 48 us and its fold
+
+
+def test_a_finalist_with_wrong_timed_outputs_is_rejected_and_the_next_one_counts():
+    ours, us = named("me", (40.0, 39.0), (41.0, 41.0))
+    found, _ = measured(us, ours, wrong=[ours[0].object_sha256])
+    [row] = found["me"].rows
+    assert row["config"] == config_key(CONFIGS[1]) and list(row["finalists"]) == [row["config"]]
+    assert [r["config"] for r in found["me"].rejected] == [config_key(CONFIGS[0])]
+    assert found["me"].rejected[0]["reason"] == "timed output: h: wrong"
+
+
+def test_an_impossible_time_is_quarantined_and_the_next_one_counts():
+    ours, us = named("me", (40.0, 5.0), (41.0, 41.0))
+    found, _ = measured(us, ours)
+    assert found["me"].rows[0]["config"] == config_key(CONFIGS[1])
+    assert "below the floor" in found["me"].rejected[0]["reason"]
+
+
+def test_a_wrong_expert_is_left_out_with_the_reason():
+    ours, us = named("me", (40.0, 40.0))
+    expert = artefact(EXPERT_AUTHOR, CONFIGS[0])
+    found, _ = measured(us | {expert.object_sha256: (30.0, 30.0)}, [*ours, expert], wrong=[expert.object_sha256])
+    row = found["me"].rows[0]
+    assert "expert" not in row["baselines"] and row["left_out"] == {"expert": "timed output: h: wrong"}
+
+
+def test_a_candidate_that_kills_the_worker_costs_nobody_else_his_place():
+    dead, us = named("dead", (40.0, 40.0))
+    alive, more = named("alive", (42.0, 42.0), (43.0, 43.0))
+    found, _ = measured(us | more, [*alive, *dead], kills=[dead[0].object_sha256])
+    assert not found["dead"].passed and "SIGSEGV" in found["dead"].verdicts[-1].reason
+    assert found["alive"].passed and len(found["alive"].rows[0]["finalists"]) == 2
+
+
+def test_a_baseline_that_raises_is_left_out_and_the_others_are_timed():
+    ours, us = named("me", (40.0, 40.0))
+    found, _ = measured(us | {"eager": (90.0, 90.0)}, ours, ("torch.compile", "eager"), raises=["torch.compile"])
+    row = found["me"].rows[0]
+    assert set(row["baselines"]) == {"gemm", "eager"} and "RuntimeError: no" in row["left_out"]["torch.compile"]
+
+
+def test_without_the_bare_gemm_there_is_no_row_but_a_reason():
+    ours, us = named("me", (40.0, 40.0))
+    found, _ = measured(us, ours, raises=["gemm"])
+    assert not found["me"].passed and "gemm: error: RuntimeError: no" in found["me"].verdicts[-1].reason
+
+
+def test_inputs_that_do_not_fit_are_no_fault_of_a_candidate(monkeypatch):
+    def too_large(self, fields):
+        raise CommandFailed("OutOfMemoryError: CUDA out of memory", "...")
+
+    monkeypatch.setattr(MadeUpTimes, "open_bench", too_large)
+    ours, us = named("me", (40.0, 40.0))
+    with pytest.raises(HarnessError, match="2048x2048x2048: .*out of memory"):
+        measured(us, ours)
