@@ -22,7 +22,7 @@ from pydantic import Field, TypeAdapter, ValidationError
 
 from .passport import Decision, Passport, kernel_id
 
-__all__ = ["DEFAULT", "Conflict", "Library", "LibraryError", "Passport", "kernel_id"]
+__all__ = ["DEFAULT", "Conflict", "Library", "LibraryError", "Passport", "kernel_id", "write_atomically"]
 
 DEFAULT = Path(__file__).resolve().parent
 LOCK_SECONDS = 30
@@ -126,8 +126,8 @@ class Library:
             folder = self.root / passport.task
             folder.mkdir(parents=True, exist_ok=True)
             path = self.path(passport)
-            _write_atomically(path, source)
-            _write_atomically(path.with_suffix(".json"), passport.model_dump_json(indent=1) + "\n")
+            write_atomically(path, source)
+            write_atomically(path.with_suffix(".json"), passport.model_dump_json(indent=1) + "\n")
             self._reindex()
         return path
 
@@ -158,7 +158,7 @@ class Library:
                 raise LibraryError(refusal)
             self.source(fresh)  # never decide about a text that is not the one that was checked
             fresh.history.append(decision)
-            _write_atomically(self.path(fresh).with_suffix(".json"), fresh.model_dump_json(indent=1) + "\n")
+            write_atomically(self.path(fresh).with_suffix(".json"), fresh.model_dump_json(indent=1) + "\n")
             self._reindex()
         return fresh
 
@@ -203,7 +203,7 @@ class Library:
                         # sessions are never compared by absolute time, only through the bare GEMM
                         "speed_vs_gemm": row["ratios"]["gemm"]["median"],
                     }
-        _write_atomically(self.root / "index.json", json.dumps(index, indent=1, sort_keys=True) + "\n")
+        write_atomically(self.root / "index.json", json.dumps(index, indent=1, sort_keys=True) + "\n")
 
     # --- choosing ---
 
@@ -237,7 +237,7 @@ class Library:
         return {**shapes[key], "measured_shape": [int(x) for x in key.split("x")]}
 
 
-def _write_atomically(path: Path, text: str) -> None:
+def write_atomically(path: Path, text: str) -> None:
     """All or nothing: a full disk or a power cut leaves the old file."""
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:

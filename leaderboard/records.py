@@ -6,7 +6,7 @@ evidence is not shown as a result (``evidence``).
 
 from __future__ import annotations
 
-import os
+import statistics
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Literal
@@ -15,10 +15,12 @@ from filelock import FileLock
 from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt, ValidationError
 
 from generated.library import DEFAULT as DEFAULT_LIBRARY
-from generated.library import Library, LibraryError
+from generated.library import Library, LibraryError, write_atomically
 from generated.passport import Passport, now
+from verifier import measure
 
 DEFAULT = Path(__file__).resolve().parent / "results.jsonl"
+ROUNDING = 2e-3  # samples keep four digits: what follows from them agrees with the record to this factor
 
 
 class ResultsError(LibraryError):
@@ -110,7 +112,8 @@ def record(row: dict, passport: Passport, *, session: dict, commit: str | None, 
         author=passport.author,
         source_sha256=passport.source_sha256,
         device=facts["device"],
-        environment={**{k: v for k, v in facts.items() if k != "device"}, **passport.toolchain},
+        # the torch that counts is the one on the GPU machine
+        environment={**passport.toolchain, **{k: v for k, v in facts.items() if k != "device"}},
         commit=commit,
         command=command,
         matmul_flops=session["ceilings"]["matmul_flops"],
@@ -135,16 +138,14 @@ def append(path: Path, records: Iterable[Record]) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         with FileLock(path.with_name(f".{path.name}.lock"), timeout=30):
             known = {r.key for r in load(path)}
-            lines = "".join(r.model_dump_json() + "\n" for r in records if r.key not in known)
-            with path.open("ab") as f:
-                start = f.tell()
-                try:
-                    f.write(lines.encode())
-                    f.flush()
-                    os.fsync(f.fileno())
-                except OSError:
-                    f.truncate(start)
-                    raise
+            text = path.read_bytes().decode() if known else ""
+            lines = [text] if not text or text.endswith("\n") else [text, "\n"]
+            for r in records:
+                if r.key not in known:
+                    known.add(r.key)
+                    lines.append(r.model_dump_json() + "\n")
+            if lines != [text]:
+                write_atomically(path, "".join(lines))
     except OSError as e:  # FileLock's Timeout is one too
         raise ResultsError(f"cannot write results to {path}: {e.strerror or e}") from e
 
@@ -188,18 +189,49 @@ def evidence(record: Record, library: Library, passports: dict[tuple[str, str], 
         return str(e)
     if any(not v["passed"] for v in passport.measure):
         return "its kernel failed a later measurement"
-    if not record.receipt.get("before") or not record.receipt.get("after"):
-        return "it has no receipt of clocks and power"
-    if "gemm" not in record.baselines or any(len(s) != record.rounds for s in record.samples_us.values()):
+    if passport.state == "rejected":
+        return f"its kernel was rejected by {passport.reviewer}: {passport.review}"
+    readings = [record.receipt.get(when) or {} for when in ("before", "after")]
+    if any(r.get(what) is None for r in readings for what in ("sm_clock_mhz", "power_w", "temperature_c")):
+        return "it has no receipt of clocks, power and temperature; measure where nvidia-ml-py is installed"
+    return _unproven(record)
+
+
+def _unproven(r: Record) -> str:
+    """Which of a record's numbers do not follow from its samples and rates, or an empty string."""
+    needed = {"kernel", "total", "gemm", *r.baselines}
+    whole = r.samples_us.keys() == needed and all(len(s) == r.rounds for s in r.samples_us.values())
+    if not whole or "gemm" not in r.baselines:
         return "its samples are incomplete"
+    kernel, total, gemm = (r.samples_us[n] for n in ("kernel", "total", "gemm"))
+    # name -> (stated, what follows, how large the numbers it was made from are)
+    follow: dict[str, tuple[float, float, float]] = {
+        "kernel_us": (r.kernel_us, statistics.median(kernel), r.kernel_us),
+        "total_us": (r.total_us, statistics.median(total), r.total_us),
+        "finish_us": (r.finish_us, statistics.median(t - k for t, k in zip(total, kernel)), r.total_us),
+        "tax_us": (r.tax_us, statistics.median(k - g for k, g in zip(kernel, gemm)), r.total_us),
+        "floor_us": (r.floor_us, 1e6 * max(r.flops / r.matmul_flops, r.bytes / r.copy_bytes), r.floor_us),
+        "share_of_floor": (r.share_of_floor, r.floor_us / r.kernel_us, r.share_of_floor),
+    }
+    for name, b in r.baselines.items():
+        follow[f"time of {name}"] = (b.us, statistics.median(r.samples_us[name]), b.us)
+        for part, value in measure.ratio(r.samples_us[name], total).items():
+            follow[f"ratio to {name} ({part})"] = (getattr(b.ratio, part), value, value)
+    for name, (stated, value, scale) in follow.items():
+        if abs(stated - value) > ROUNDING * scale:
+            return f"its {name} is {stated:.4g}, but {value:.4g} follows from its samples"
+    if r.share_of_floor > measure.IMPOSSIBLE:
+        return f"{r.share_of_floor:.0%} of the floor is not possible"
     return ""
 
 
 def shown(records: list[Record], library: Library) -> tuple[list[Record], list[tuple[Record, str]]]:
     """The records that have their evidence, and the others with the reason."""
     passports = {(p.task, p.kernel): p for p in library.scan()[0]}
-    good, bad = [], []
+    good, bad, seen = [], [], set()
     for r in records:
-        reason = evidence(r, library, passports)
+        reason = "the same kernel, size, device and session stand in an earlier line" if r.key in seen else ""
+        seen.add(r.key)
+        reason = reason or evidence(r, library, passports)
         bad.append((r, reason)) if reason else good.append(r)
     return good, bad
