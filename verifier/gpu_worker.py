@@ -50,12 +50,12 @@ class Worker:
         return ceilings()
 
     def numerics(self, command: dict) -> dict:
-        """Judge one artefact at one shape: poisoned outputs, twice, inputs unchanged."""
+        """Judge one artefact at one shape: poisoned outputs, guard bands, twice, inputs unchanged."""
         task = Task.model_validate(command["task"])
         kernel = self.kernel(command["manifest"])
         a, b, operands = self._inputs(task, command)
-        buffers = Buffers(task, kernel.artefact, a, b, operands)
-        inputs = [a, b, *buffers.operands.values()]
+        buffers = Buffers(task, kernel.artefact, a, b, operands, guard="all")
+        inputs = [buffers.a, buffers.b, *buffers.operands.values()]
         before = [_checksum(t) for t in inputs]
         launch = kernel.bind(buffers)
         launch()
@@ -74,9 +74,11 @@ class Worker:
                 problem = f"{name}: two runs on the same inputs differ"
         if [_checksum(t) for t in inputs] != before:
             problem = "an input was changed by the kernel"
+        damage = buffers.damage()
         failed = next((f for f in findings if not f["passed"]), None)
-        reason = problem or (failed["reason"] if failed else "")
-        return {"passed": not reason, "reason": reason, "findings": findings}
+        reason = damage or problem or (failed["reason"] if failed else "")
+        # whatever else lies in this process may have been written too
+        return {"passed": not reason, "reason": reason, "findings": findings, "lost": bool(damage)}
 
     def open_bench(self, command: dict) -> dict:
         """Prepare baselines and operand sets for one task and shape."""
@@ -133,8 +135,8 @@ def main() -> None:
         return
     capability = torch.cuda.get_device_capability()
     if capability[0] != MIN_CAPABILITY[0]:
-        name = torch.cuda.get_device_name()
-        send({"ok": False, "fault": f"{name} has compute capability {capability[0]}.{capability[1]}; kernels are built for Hopper (9.0)"})
+        found = f"{torch.cuda.get_device_name()} has compute capability {capability[0]}.{capability[1]}"
+        send({"ok": False, "fault": f"{found}; kernels are built for Hopper (9.0)"})
         return
     worker = Worker()
     send({"ok": True, "ready": True})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -13,6 +14,7 @@ from primitives.shapes import finish, partial_shape
 from reference_kernels.expert import EXPERTS, signed
 from reference_kernels.tasks import ACT_DTYPES, Task
 
+from .guard import Guarded, first_damage
 from .manifest import Artefact, sha256
 from .verdict import HarnessError
 
@@ -20,14 +22,25 @@ POISON = float("nan")
 
 
 class Buffers:
-    """One set of operands and outputs of a task at one shape, on the GPU."""
+    """One set of operands and outputs of a task at one shape, on the device of the operands.
+
+    ``guard`` says what lies between guard bands (``verifier.guard``): nothing, the outputs, or the
+    outputs and copies of everything that is read.
+    """
 
     def __init__(
-        self, task: Task, artefact: Artefact, a: Tensor, b: Tensor, operands: dict[str, Tensor], poison: bool = True
+        self,
+        task: Task,
+        artefact: Artefact,
+        a: Tensor,
+        b: Tensor,
+        operands: dict[str, Tensor],
+        poison: bool = True,
+        guard: Literal["none", "outputs", "all"] = "none",
     ):
         self.m, self.k = a.shape
         self.n = b.shape[1]
-        self.a, self.b = a, b
+        self.guards: dict[str, Guarded] = {}
         act = ACT_DTYPES[artefact.act]
         dtypes = task.torch_dtypes(act)
         self.kinds = {n: s.declared for n, s in task.outputs.items()}
@@ -35,9 +48,18 @@ class Buffers:
         self.outputs: dict[str, Tensor] = {}
         for name in artefact.covers or task.outputs:
             shape = partial_shape(self.kinds[name], self.m, self.n, config["tile_m"], config["tile_n"])
-            self.outputs[name] = torch.empty(shape, dtype=dtypes[name], device=a.device)
+            if guard == "none":
+                self.outputs[name] = torch.empty(shape, dtype=dtypes[name], device=a.device)
+            else:
+                self.guards[name] = Guarded(shape, dtypes[name], a.device)
+                self.outputs[name] = self.guards[name].tensor
         signs = EXPERTS[task.name].signs if artefact.author.startswith("expert:") else {}
-        self.operands = {n: signed(t, signs.get(n)) for n, t in operands.items()}
+        read = {"A": a, "B": b, **{n: signed(t, signs.get(n)) for n, t in operands.items()}}
+        if guard == "all":
+            copies = {n: Guarded.copy(t) for n, t in read.items()}
+            self.guards |= copies
+            read = {n: g.tensor for n, g in copies.items()}
+        self.a, self.b, self.operands = read.pop("A"), read.pop("B"), read
         # a selection leaves rows without a target unwritten: they are NaN by contract
         for name, kind in self.kinds.items():
             if name in self.outputs and (poison or isinstance(kind, declare.ColVecSelect)):
@@ -47,6 +69,10 @@ class Buffers:
         """Fill every output with NaN so that anything not written shows."""
         for t in self.outputs.values():
             t.fill_(POISON)
+
+    def damage(self) -> str:
+        """Which tensor was written outside and where, or an empty string; see ``guard``."""
+        return first_damage(self.guards)
 
     def finished(self) -> dict[str, Tensor]:
         """Outputs with partial reductions folded."""

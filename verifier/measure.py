@@ -221,7 +221,10 @@ class Session:
     def _guarded(self, cmd: str, timeout: float = COMMAND_SECONDS, **fields) -> dict:
         """A command whose loss or error is the candidate's fault: an answer either way."""
         try:
-            return self.worker.call(cmd, timeout, **fields)
+            answer = self.worker.call(cmd, timeout, **fields)
+            if answer.get("lost"):  # it lives, but holds memory that the candidate wrote over
+                self.worker.close()
+            return answer
         except WorkerLost as e:
             return {"passed": False, "reason": e.reason, "lost": True}
         except CommandFailed as e:

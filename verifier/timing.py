@@ -206,13 +206,14 @@ class Bench:
 
     def add_kernel(self, subject: str, kernel: Kernel) -> dict:
         """Verify on the first set with poisoned outputs, then capture."""
-        buffers = [Buffers(self.task, kernel.artefact, *s) for s in self.sets]
+        buffers = [Buffers(self.task, kernel.artefact, *s, guard="outputs") for s in self.sets]
         calls = [kernel.bind(b) for b in buffers]
         calls[0]()
         torch.cuda.synchronize()
-        reason = self._verify(buffers[0], 0)
+        damage = next(filter(None, (b.damage() for b in buffers)), "")
+        reason = damage or self._verify(buffers[0], 0)
         if reason:
-            return {"passed": False, "reason": reason}
+            return {"passed": False, "reason": reason, "lost": bool(damage)}
         self.capture(subject, calls)
         self.buffers[subject] = buffers
         if buffers[0].has_partials:
@@ -248,7 +249,7 @@ class Bench:
                 self.graphs[name][0].replay()
                 torch.cuda.synchronize()
                 for i in checked:
-                    reason = self._verify(self.buffers[name][i], i)
+                    reason = self.buffers[name][i].damage() or self._verify(self.buffers[name][i], i)
                     if reason:
                         wrong[name] = f"timed output: {reason}"
         return {

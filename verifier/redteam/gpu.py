@@ -16,7 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from reference_kernels.tasks import load_suite
+from reference_kernels.tasks import Task
 
 from ..bundle import CONFIGS, build
 from ..gpu import GpuWorker
@@ -24,8 +24,8 @@ from ..manifest import Artefact, sha256
 from ..measure import Bundle, Measurement, Session
 from ..pool import Pool
 from ..verdict import HarnessError
-from .case import Case, load_cases
-from .runner import Outcome, judged
+from .case import OWN_SUITE, Case, load_cases, suites
+from .runner import Outcome, find_task, judged
 
 PATIENCE = 45.0  # seconds a command may take: the longest honest one takes a few, a hang takes all
 
@@ -71,14 +71,18 @@ def source_of(case: Case) -> str:
     return f"{text}# {case.name}\n"
 
 
+def _task(case: Case) -> Task:
+    return find_task(case.task, *suites())[0]
+
+
 def compile_cases(pool: Pool, directory: Path, cases: list[Case]) -> None:
     """Compile every case in both dtypes; nothing is refused here for what it declares.
 
     Raises:
         HarnessError: a case does not compile, so it would show nothing.
     """
-    kernels = [(load_suite()[c.task], source_of(c), c.name) for c in cases]
-    content = build(kernels, directory, pool, configs=CONFIGS[:1], experts=False)
+    kernels = [(_task(c), source_of(c), c.name) for c in cases]
+    content = build(kernels, directory, pool, configs=CONFIGS[:1], experts=False, suite=OWN_SUITE)
     if content["failed"]:
         first = content["failed"][0]
         raise HarnessError(f"red-team case {first['author']} does not compile: {first['reason']}")
@@ -102,7 +106,8 @@ def read_cases(directory: Path, cases: list[Case]) -> Bundle:
     missing = [c.name for c in cases if (c.name, _digest(c)) not in there]
     if missing:
         raise HarnessError(f"{directory} holds other sources of {', '.join(missing)}; compile them again")
-    return Bundle(directory, content, artefacts, {c.task: load_suite()[c.task] for c in cases})
+    content["suite"] = str(OWN_SUITE)  # compiled elsewhere, the path was another
+    return Bundle(directory, content, artefacts, {c.task: _task(c) for c in cases})
 
 
 def _digest(case: Case) -> str:
@@ -175,6 +180,14 @@ def _outputs_exchanged(bundle: Bundle, case: Case) -> None:
     _rewrite(bundle, case, d=lambda a: other[a.d], fields=_renamed(other))
 
 
+def _reductions_exchanged(bundle: Bundle, case: Case) -> None:
+    _rewrite(bundle, case, fields=_renamed({"rows": "columns", "columns": "rows"}))
+
+
+def _output_on_operand(bundle: Bundle, case: Case) -> None:
+    _rewrite(bundle, case, fields=_renamed({"logit": "rstd"}))
+
+
 def _operand_aliased(bundle: Bundle, case: Case) -> None:
     _rewrite(bundle, case, fields=_renamed({"x": "dx_in"}), c=lambda a: "dx_in" if a.c == "x" else a.c)
 
@@ -216,6 +229,8 @@ def _dtypes_exchanged(bundle: Bundle, case: Case) -> None:
 TAMPERS = {
     "one_output_twice": _one_output_twice,
     "outputs_exchanged": _outputs_exchanged,
+    "reductions_exchanged": _reductions_exchanged,
+    "output_on_operand": _output_on_operand,
     "operand_aliased": _operand_aliased,
     "fewer_partials": _fewer_partials,
     "more_partials": _more_partials,

@@ -21,6 +21,10 @@ def rt_col_stats(acc, x):
     return {"z": acc, "total": acc.sum(0), "top": acc.amax(0), "dot": (acc * x).sum(0)}
 
 
+def rt_both_ways(acc):
+    return {"z": acc, "rows": acc.sum(-1), "columns": acc.sum(0)}
+
+
 def rt_head_norm(acc, hrstd, weight):
     heads = acc.unflatten(-1, (-1, 128))
     return {"y": (heads * torch.rsqrt(heads.square().mean(-1, keepdim=True) + 1e-6)).flatten(-2) * weight}
