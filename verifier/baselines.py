@@ -1,67 +1,219 @@
-"""What a kernel is timed against, on the same inputs and clock: added to an open ``timing.Bench``."""
+"""What a kernel is timed against, on the same inputs and clock: added to an open ``timing.Bench``.
+
+A baseline offers ways to compute a task. Each is prepared for every operand set outside the
+clock, judged against the fp64 truth, captured like a kernel and timed for a moment; the
+fastest correct one stays. The bare GEMM and PyTorch are here. Other libraries are in a module
+that the command names (``leaderboard.baselines``), because measuring imports nothing above it.
+"""
 
 from __future__ import annotations
 
+import importlib
 import statistics
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
 
 import torch
+from torch import Tensor
 
 from reference_kernels import references
+from reference_kernels.references import Spelling
 from reference_kernels.tasks import Task
+from reference_kernels.truth import Tensors
 
 from .timing import Bench, replay_us, warm
 
+PYTORCH = ("eager", "torch.compile", "torch.compile:max-autotune")
+# An honest baseline rounds the GEMM, and often more, to 16 bits: only gross errors count.
+# Relative to the norm of the output; a logsumexp hardly varies, so it is held closer.
+LIMIT, LIMITS = 0.02, {"OnlineLSEReduce": 0.005}
 
-def add_baseline(bench: Bench, name: str) -> dict:
-    """Check the baseline against the truth on the first set, then capture it as subject ``name``."""
+
+class Unavailable(Exception):
+    """The baseline cannot be timed; the message says why (not installed, no such operation, wrong results)."""
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """One way to compute a task, bound to one operand set.
+
+    call: what is timed, on the current stream, without waiting for the GPU; its results.
+    read: results -> the outputs of the task that it computes, for the check (not timed).
+    limit: relative error allowed, where it is not the usual one.
+    instead: operands that the library computes for itself, as it computes them in fp64;
+        the truth is evaluated with them.
+    derived: quantities ``read`` also returns, and how they follow from the true outputs.
+    """
+
+    call: Callable[[], Any]
+    read: Callable[[Any], Tensors]
+    limit: float | None = None
+    instead: Tensors = field(default_factory=dict)
+    derived: Mapping[str, Callable[[Tensors], Tensor]] = field(default_factory=dict)
+
+
+Prepare = Callable[[Tensor, Tensor, Tensors], Prepared]  # (a, b, operands) of one set; may permute and copy
+
+
+def add_baseline(bench: Bench, name: str, adapters: str | None = None) -> dict:
+    """Time ``name`` as a subject of ``bench``, by its fastest correct way.
+
+    Args:
+        adapters: module with ``load(name, task, act) -> (ways, version)``, for names that are not PyTorch's.
+
+    Returns:
+        ``passed`` and ``reason``; when passed also ``version``, ``covers`` (the outputs it computes, None for
+        all), ``config`` (the way that won) and ``prepared_seconds`` (compiling, autotuning and choosing).
+    """
+    started = time.monotonic()
     if name == "gemm":
         out = torch.empty(bench.shape[0], bench.shape[1], device="cuda", dtype=bench.dtype)
         bench.keep.append(out)
-        bench.capture(name, [(lambda a=a, b=b: torch.mm(a, b, out=out)) for a, b, _ in bench.sets])
-        return {"passed": True, "reason": ""}
-    mode = name.partition(":")[2]
-    options = {"mode": "max-autotune-no-cudagraphs"} if mode == "max-autotune" else {}
-    best, reasons = None, []
-    torch._dynamo.reset()
-    for written in references.spellings(bench.task.name, bench.reference):
-        model = _pytorch(bench.task, written, bench.dtype)
-        compiled = torch.compile(model, dynamic=False, fullgraph=True, **options)
-        bench.keep.append(compiled)  # a captured graph needs its kernels loaded
-        problem = _gross_error(bench, compiled(*bench.sets[0]))
-        if problem:
-            reasons.append(f"{name}: {problem}")
+        bench.capture(name, [partial(torch.mm, a, b, out=out) for a, b, _ in bench.sets])
+        answer = {"version": f"torch {torch.__version__}", "covers": None, "config": None}
+    else:
+        try:
+            ways, version = _ways(bench, name, adapters)
+            answer = {"version": version, **_fastest(bench, name, ways)}
+        except Unavailable as e:
+            return {"passed": False, "reason": str(e)}
+    return {"passed": True, "reason": "", **answer, "prepared_seconds": round(time.monotonic() - started, 1)}
+
+
+def _ways(bench: Bench, name: str, adapters: str | None) -> tuple[dict[str, Prepare], str]:
+    if name in PYTORCH:
+        ways = pytorch_ways(name, bench.task, bench.dtype, bench.reference)
+        default = bench.ways.get("torch.compile")
+        if name.endswith(":max-autotune") and default:  # minutes each: only what won without it
+            ways = {default: ways[default]}
+        return ways, f"torch {torch.__version__}"
+    if adapters is None:
+        raise Unavailable(f"no baseline {name!r}; there are: gemm, {', '.join(PYTORCH)}")
+    return importlib.import_module(adapters).load(name, bench.task, bench.dtype)
+
+
+def _fastest(bench: Bench, name: str, ways: dict[str, Prepare]) -> dict:
+    """Capture the fastest correct way as subject ``name``.
+
+    Raises:
+        Unavailable: none works; the message has a reason for each.
+    """
+    best, wrong = None, []
+    for way, prepare in ways.items():
+        try:
+            timed = _timed(bench, name, prepare)
+        except Unavailable as e:
+            wrong.append(f"{way}: {e}")
             continue
-        bench.capture(name, [(lambda s=s, c=compiled: bench.keep.append(c(*s))) for s in bench.sets])
-        graph, calls = bench.graphs.pop(name)
-        warm(graph)
-        us = statistics.median(replay_us(graph) for _ in range(5)) / calls
-        if best is None or us < best[0]:
-            best = (us, graph, calls)
+        except Exception as e:  # a library may fail in any way: what is captured already must survive it
+            torch.cuda.synchronize()  # raises in turn where the context is lost
+            torch.cuda.empty_cache()
+            wrong.append(f"{way}: {type(e).__name__}: {str(e)[:300]}")
+            continue
+        if best is None or timed["us"] < best["us"]:
+            best = {**timed, "way": way}
+        del timed  # frees the graph and outputs of the slower one
     if best is None:
-        return {"passed": False, "reason": "; ".join(reasons)}
-    bench.graphs[name] = best[1:]
-    return {"passed": True, "reason": ""}
+        raise Unavailable("; ".join(wrong))
+    bench.keep.append(best["held"])
+    bench.graphs[name], bench.ways[name] = best["entry"], best["way"]
+    return {"covers": best["covers"], "config": best["way"]}
 
 
-def _gross_error(bench: Bench, got: dict) -> str:
-    """An honest baseline rounds the GEMM to 16 bits first, so only gross errors count."""
-    limit = 0.5 if bench.task.name in references.APPROXIMATE_BASELINE else 0.05
-    truth = bench.truth(0)
-    for out in bench.task.outputs:
-        error = float((got[out].double() - truth.exact[out]).norm() / truth.exact[out].norm())
-        if not error < limit:
-            return f"{out} is off by {error:.3g} (relative)"
+def _timed(bench: Bench, name: str, prepare: Prepare) -> dict:
+    """Check, capture and briefly time one way: microseconds of a call, the graph, and what must outlive it."""
+    prepared = [prepare(*s) for s in bench.sets]
+    outputs = prepared[0].read(prepared[0].call())
+    problem = gross_error(bench.task, outputs, _exact(bench, prepared[0]), prepared[0].limit)
+    if problem:
+        raise Unavailable(problem)
+    # every call keeps its outputs: memory used again at once would still be in L2
+    held: list = [prepared]
+    bench.capture(name, [partial(_keep_result, held, p.call) for p in prepared])
+    graph, calls = entry = bench.graphs.pop(name)
+    warm(graph)
+    us = statistics.median(replay_us(graph) for _ in range(5)) / calls
+    covers = None if set(outputs) == set(bench.task.outputs) else list(outputs)
+    return {"us": us, "entry": entry, "held": held, "covers": covers}
+
+
+def _keep_result(held: list, call: Callable[[], Any]) -> None:
+    held.append(call())
+
+
+def _exact(bench: Bench, prepared: Prepared) -> Tensors:
+    """What the results on the first set must be, in fp64."""
+    if prepared.instead:
+        a, b, operands = bench.sets[0]
+        up = {n: t.double() if t.is_floating_point() else t for n, t in (operands | prepared.instead).items()}
+        exact = bench.reference(a.double() @ b.double(), **up)
+    else:
+        exact = bench.truth(0).exact
+    return exact | {n: follows(exact) for n, follows in prepared.derived.items()}
+
+
+def gross_error(task: Task, outputs: Tensors, exact: Tensors, limit: float | None = None) -> str:
+    """Why ``outputs`` are not those of the task, or an empty string."""
+    if not outputs:
+        return "it computes no output of the task"
+    for name, got in outputs.items():
+        kind = task.outputs[name].kind if name in task.outputs else ""
+        allowed = limit or LIMITS.get(kind, LIMIT)
+        if got.shape != exact[name].shape:
+            return f"{name} has shape {tuple(got.shape)}, must have {tuple(exact[name].shape)}"
+        error = float((got.double() - exact[name]).norm() / exact[name].norm())
+        if not error < allowed:
+            return f"{name} is off by {error:.3g} (relative)"
     return ""
 
 
-def _pytorch(task: Task, reference: Callable, act: torch.dtype) -> Callable:
-    """What a PyTorch user would write: a 16-bit matmul, fp32 maths, outputs in their dtypes."""
+# --- PyTorch ---------------------------------------------------------------------------
+
+
+def pytorch_ways(name: str, task: Task, act: torch.dtype, reference: Callable) -> dict[str, Prepare]:
+    """The spellings of a task as PyTorch runs them: eagerly (in 16 bits, or fp32 after the GEMM) or compiled."""
+    spellings = references.spellings(task.name, reference)
     dtypes = task.torch_dtypes(act)
+    if name == "eager":
+        # index arithmetic is spelled for Inductor; eagerly it is only more passes
+        spellings = [s for s in spellings if s.name != "fused"]
+        models = {f"{s.name}, {how}": (s, _model(s, dtypes, wide)) for s in spellings for how, wide in _WIDTHS}
+    else:
+        torch._dynamo.reset()  # all models share one code object, and its recompilations are limited
+        mode = "max-autotune-no-cudagraphs" if name.endswith(":max-autotune") else None
+        compile_ = partial(torch.compile, dynamic=False, fullgraph=True, mode=mode)
+        models = {s.name: (s, compile_(_model(s, dtypes, True))) for s in spellings}
+    return {way: partial(_prepare, spelling, model) for way, (spelling, model) in models.items()}
+
+
+_WIDTHS = (("16 bit", False), ("fp32", True))
+
+
+def _model(spelling: Spelling, dtypes: dict[str, torch.dtype], wide: bool) -> Callable:
+    """What a PyTorch user would write: a 16-bit matmul, then the maths, outputs in their dtypes.
+
+    ``wide``: the maths in fp32 (Inductor fuses the conversions), else in the dtypes as they come.
+    """
 
     def model(a, b, operands):
-        acc = (a @ b).float()
-        up = {n: t.float() if t.is_floating_point() else t for n, t in operands.items()}
-        return {n: t.to(dtypes[n]) for n, t in reference(acc, **up).items()}
+        acc = a @ b
+        if wide:
+            acc = acc.float()
+            operands = {n: t.float() if t.is_floating_point() else t for n, t in operands.items()}
+        return {n: t.to(dtypes[n]) for n, t in spelling.compute(acc, **operands).items()}
 
     return model
+
+
+def _prepare(spelling: Spelling, model: Callable, a: Tensor, b: Tensor, operands: Tensors) -> Prepared:
+    def laid_out(name: str, t: Tensor) -> Tensor:
+        return references.halves(t) if name in spelling.halves else t
+
+    def read(outputs: Tensors) -> Tensors:
+        return {n: references.pairs(t) if n in spelling.halves else t for n, t in outputs.items()}
+
+    inputs = {n: laid_out(n, t) for n, t in operands.items()}
+    return Prepared(partial(model, a, laid_out("b", b), inputs), read)
