@@ -90,7 +90,7 @@ class Worker:
         return self.bench.add_kernel(command["subject"], self.kernel(command["manifest"]))
 
     def add_baseline(self, command: dict) -> dict:
-        return add_baseline(self.bench, command["subject"])
+        return add_baseline(self.bench, command["subject"], command.get("adapters"))
 
     def run(self, command: dict) -> dict:
         """Time every subject of the open benchmark, interleaved."""

@@ -178,6 +178,7 @@ class Bench:
         self.graphs: dict[str, tuple[torch.cuda.CUDAGraph, int]] = {}
         self.buffers: dict[str, list[Buffers]] = {}
         self.keep: list = []  # captured graphs use these tensors
+        self.ways: dict[str, str] = {}  # of each baseline: the way that is timed
         self.truths: dict[int, Truth] = {}
         self.plan = CallPlan(random.SystemRandom())
         persisting_l2(0)
