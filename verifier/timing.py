@@ -43,6 +43,7 @@ def device_facts() -> dict:
         "sms": p.multi_processor_count,
         "l2_bytes": p.L2_cache_size,
         "memory_bytes": p.total_memory,
+        "uuid": str(p.uuid),
         "torch": torch.__version__,
         "cuda": torch.version.cuda,
         "driver": _nvml("driver"),
@@ -55,7 +56,8 @@ def _nvml(what: str):
         import pynvml
 
         pynvml.nvmlInit()
-        handle = pynvml.nvmlDeviceGetHandleByIndex(torch.cuda.current_device())
+        # by name: NVML counts every GPU of the machine, CUDA only those in CUDA_VISIBLE_DEVICES
+        handle = pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{torch.cuda.get_device_properties(0).uuid}")
         return {
             "driver": lambda: pynvml.nvmlSystemGetDriverVersion(),
             "sm_clock_mhz": lambda: pynvml.nvmlDeviceGetClockInfo(handle, pynvml.NVML_CLOCK_SM),
