@@ -8,6 +8,7 @@ rounds; ratios are medians of the per-round ratios, so drift of clocks cancels.
 
 from __future__ import annotations
 
+import hashlib
 import math
 import random
 import statistics
@@ -43,7 +44,8 @@ def device_facts() -> dict:
         "sms": p.multi_processor_count,
         "l2_bytes": p.L2_cache_size,
         "memory_bytes": p.total_memory,
-        "uuid": str(p.uuid),
+        # which card of its kind, without naming it: sessions on one card compare better than across cards
+        "unit": hashlib.sha256(str(p.uuid).encode()).hexdigest()[:8],
         "torch": torch.__version__,
         "cuda": torch.version.cuda,
         "driver": _nvml("driver"),
