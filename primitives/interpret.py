@@ -46,6 +46,15 @@ def interpret(
     """
     m, n = a.shape[0], b.shape[1]
     _check_operands(program, operands, m, n)
+    # fp32 means fp32, whatever the calling process switched on: with "medium" PyTorch multiplies
+    # fp32 matrices in bf16 on CPUs that can, and autocast does so on every CPU
+    torch.set_float32_matmul_precision("highest")
+    with torch.autocast(a.device.type, enabled=False):
+        return _interpret(program, a, b, operands, dtypes, tile, compute)
+
+
+def _interpret(program, a, b, operands, dtypes, tile, compute) -> dict[str, torch.Tensor]:
+    m, n = a.shape[0], b.shape[1]
     tile_m, tile_n = tile
     acc = a.to(compute) @ b.to(compute)
     stores = {

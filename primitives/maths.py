@@ -157,7 +157,7 @@ def gelu_tanh(x):
 
 @_lanewise
 def relu(x):
-    """max(x, 0); NaN becomes 0 on the device (FMNMX)."""
+    """max(x, 0); NaN stays NaN."""
     return torch.relu(x)
 
 

@@ -30,7 +30,6 @@ sigmoid_approx = activation.sigmoid_tanh
 silu_approx = activation.silu_tanh
 gelu = activation.gelu_erf
 gelu_tanh = activation.gelu_tanh_approx
-relu = activation.relu
 
 
 def exp(x):
@@ -55,6 +54,10 @@ def erf(x):
 
 def silu(x):
     return x * sigmoid(x)
+
+
+def relu(x):
+    return maximum(x, 0.0)
 
 
 def relu_sq(x):
@@ -105,12 +108,16 @@ def dsoftplus(x):
     return sigmoid(x)
 
 
+# NaN goes through (FMNMX.NAN), as on tensors: the quiet forms, quack's relu among them, would
+# turn it into the other operand and hide it from the next layer.
+
+
 def minimum(a, b):
-    return Float32(cute.arch.fmin(Float32(a), Float32(b)))
+    return Float32(cute.arch.fmin(Float32(a), Float32(b), nan=True))
 
 
 def maximum(a, b):
-    return Float32(cute.arch.fmax(Float32(a), Float32(b)))
+    return Float32(cute.arch.fmax(Float32(a), Float32(b), nan=True))
 
 
 def fma(a, b, c):
