@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 
 from generated.library import Library, Passport, kernel_id
+from leaderboard.records import append, record, results_file
 from reference_kernels.tasks import Suite, Task
 from verifier.bundle import build
 from verifier.check import Report
@@ -223,31 +224,41 @@ def measure_bundle(
 ) -> tuple[dict, list[Measurement]]:
     """Measure a bundle on this machine's GPU and write the results into the library.
 
+    Every task's results are written before the next is measured: passports, and records in the library's results file.
+
     Returns:
         Session facts and one measurement per kernel.
     """
     bundle = read_bundle(directory)
+    command = measure_command(baselines, tasks, shapes)
     measured: list[Measurement] = []
     with GpuWorker() as worker:
-        session = Session(worker, bundle, progress)
+        session = Session(worker, bundle, progress, adapters="leaderboard.baselines")
         chosen = tasks or list(bundle.tasks)
-        resolution = session.resolution(chosen[0])
+        facts = {"session": session.id, "device": session.device, "ceilings": session.ceilings, "seed": session.seed}
+        facts["a_a"] = session.resolution(chosen[0])
+        origin = {"session": facts, "commit": bundle.content.get("commit"), "command": command}
         for name in chosen:
+            records = []
             for m in session.measure_task(name, baselines, shapes):
                 measured.append(m)
-                keep_measurement(m, session, bundle.content, library)
-    facts = {
-        "session": session.id,
-        "device": session.device,
-        "ceilings": session.ceilings,
-        "seed": session.seed,
-        "a_a": resolution,
-    }
+                passport = keep_measurement(m, session, bundle.content, library)
+                records += [record(row, passport, **origin) for row in m.rows]
+            append(results_file(library.root), records)
     return facts, measured
 
 
-def keep_measurement(m: Measurement, session: Session, content: dict, library: Library) -> None:
-    """Add a measurement to the kernel's passport; the newest session replaces rows of the same device and shape."""
+def measure_command(baselines: tuple[str, ...], tasks: list[str] | None, shapes: list | None) -> str:
+    """The command that measures like this; the bundle's place is left to who repeats it."""
+    options = {"task": tasks or [], "shape": ["x".join(map(str, s)) for s in shapes or []], "baseline": baselines}
+    return " ".join(["coda-agent measure BUNDLE", *(f"--{o} {v}" for o, values in options.items() for v in values)])
+
+
+def keep_measurement(m: Measurement, session: Session, content: dict, library: Library) -> Passport:
+    """Add a measurement to the kernel's passport; the newest session replaces rows of the same device and shape.
+
+    The samples of every round are the record's; they would make the passport long.
+    """
     source = next(k["source"] for k in content["kernels"] if k["source_sha256"] == m.source_sha256)
     kernel = kernel_id(m.author, source)
     existing = next((p for p in library.passports(m.task) if p.kernel == kernel), None)
@@ -256,7 +267,7 @@ def keep_measurement(m: Measurement, session: Session, content: dict, library: L
         toolchain=toolchain(),
     )  # fmt: skip
     device = session.device["device"]
-    rows = [{**r, "device": device} for r in m.rows]
+    rows = [{k: v for k, v in r.items() if k != "samples_us"} | {"device": device} for r in m.rows]
     replaced = {(r["device"], *r["shape"]) for r in rows}
     passport.timings = [r for r in passport.timings if (r["device"], *r["shape"]) not in replaced] + rows
     passport.measure = [v.model_dump() for v in m.verdicts]
@@ -264,6 +275,7 @@ def keep_measurement(m: Measurement, session: Session, content: dict, library: L
     if m.passed:
         passport.status = "measured"
     library.add(source, passport)
+    return passport
 
 
 def measure_here(

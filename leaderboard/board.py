@@ -12,6 +12,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from pydantic_core import to_jsonable_python
+
 from generated.library import Library
 from generated.passport import Passport
 from verifier import measure
@@ -132,6 +134,20 @@ class Line:
         """Baselines that were not timed, and why."""
         return self.lead.left_out
 
+    def as_dict(self) -> dict:
+        """Everything but the samples; those are in the results file."""
+        kernel = ("kernel", "author", "object_sha256", "source_sha256")
+        cells = {
+            name: {
+                **to_jsonable_python({f: v for f, v in vars(cell).items() if f != "record"}),
+                **({f: getattr(cell.record, f) for f in kernel} if cell.record else {}),
+            }
+            for name, cell in self.cells.items()
+        }
+        lead = {f: getattr(self.lead, f) for f in (*kernel, "config", "commit", "command", "environment", "receipt")}
+        facts = ("task", "size", "device", "session", "measured", "us", "finish_us", "tax_us", "share_of_floor")
+        return {**{f: getattr(self, f) for f in facts}, "lead": lead, "cells": cells, "left_out": self.left_out}
+
 
 @dataclass(frozen=True)
 class Filter:
@@ -173,6 +189,9 @@ class Comparison:
     @property
     def same(self) -> int:
         return sum(p.same_code for p in self.pairs)
+
+    def as_dict(self) -> dict:
+        return {**to_jsonable_python(self), "geomean": to_jsonable_python(self.geomean), "same_code": self.same}
 
 
 class Board:
@@ -326,7 +345,32 @@ class Board:
         }
         return {c: s for c, s in found.items() if s}
 
+    def as_dict(self, lines: list[Line]) -> dict:
+        """Lines with their geometric means, and what is hidden with the reasons."""
+        hidden = [
+            {"task": r.task, "kernel": r.kernel, "size": _size(r), "session": r.session, "reason": reason}
+            for r, reason in self.hidden
+        ]
+        return {
+            "lines": [x.as_dict() for x in lines],
+            "geomeans": to_jsonable_python(self.geomeans(lines)),
+            "hidden": hidden,
+            "problems": self.problems,
+        }
+
     # --- comparing ---
+
+    def compare(self, a: str, b: str, filter: Filter = Filter()) -> Comparison:
+        """Two authors or baselines, or else two sessions.
+
+        Raises:
+            ResultsError: a name that is none of them.
+        """
+        if all(any(_subject([r], name) for r in self.records) for name in (a, b)):
+            return self.compare_authors(a, b, filter)
+        if all(any(r.session.startswith(name) for r in self.records) for name in (a, b)):
+            return self.compare_sessions(a, b, filter)
+        return self.compare_authors(a, b, filter)  # says which name is unknown
 
     def compare_authors(self, a: str, b: str, filter: Filter = Filter()) -> Comparison:
         """Two authors or baselines, pair by pair within one session (the newest that has both).
@@ -337,7 +381,10 @@ class Board:
         for name in (a, b):
             if not any(_subject([r], name) for r in self.records):
                 have = ordered({r.author for r in self.records} | {n for r in self.records for n in r.baselines})
-                raise ResultsError(f"no author or baseline {name!r}; there is: {', '.join(have) or 'nothing'}")
+                sessions = ", ".join(sorted({r.session for r in self.records})) or "none"
+                raise ResultsError(
+                    f"no author or baseline {name!r}; there is: {', '.join(have) or 'nothing'}; sessions: {sessions}"
+                )
         both = Filter(filter.tasks, filter.sizes, filter.devices, (), filter.sessions)
         pairs = []
         for group in self._groups(both, lambda g: _subject(g, a) is not None and _subject(g, b) is not None):

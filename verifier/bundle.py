@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import subprocess
 from collections.abc import Callable
 from concurrent.futures import Future
 from pathlib import Path
@@ -198,5 +199,24 @@ def build(
     content["tasks"] = {t.name: t.model_dump(mode="json") for t, _, _ in kernels}
     content["suite"] = str(suite) if suite else None
     content["isolation"] = sandbox.level()[0]
+    content["commit"] = commit()
     (directory / "bundle.json").write_text(json.dumps(content, indent=1) + "\n")
     return content
+
+
+def commit(root: Path = Path(__file__).resolve().parent.parent) -> str | None:
+    """The commit of this harness, with ``+dirty`` when code or suite differ from it; None outside a checkout."""
+
+    def git(*args: str) -> str | None:
+        try:
+            done = subprocess.run(["git", "-C", str(root), *args], capture_output=True, text=True, timeout=30)
+        except (OSError, subprocess.TimeoutExpired):
+            return None
+        return done.stdout.strip() if done.returncode == 0 else None
+
+    # an installed copy may lie inside somebody else's repository
+    if git("ls-files", "--error-unmatch", "verifier/bundle.py") is None:
+        return None
+    head = git("rev-parse", "HEAD")
+    changed = git("status", "--porcelain", "--", "*.py", "*.yaml", "pyproject.toml", ":!generated/*/*", ":!tests")
+    return head and head + ("+dirty" if changed else "")
