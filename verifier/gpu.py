@@ -16,8 +16,8 @@ from .verdict import HarnessError
 
 
 _ENVIRONMENT = frozenset(
-    {"PATH", "HOME", "LANG", "USER", "TMPDIR", "LD_LIBRARY_PATH", "CPATH", "LIBRARY_PATH", "CC", "CXX", "XDG_CACHE_HOME",
-     "CODA_BASELINES_PATH"}
+    {"PATH", "HOME", "LANG", "USER", "TMPDIR", "LD_LIBRARY_PATH", "CPATH", "LIBRARY_PATH", "CC", "CXX",
+     "XDG_CACHE_HOME", "CODA_BASELINES_PATH"}
 )  # fmt: skip
 
 
