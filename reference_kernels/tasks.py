@@ -54,6 +54,8 @@ class TensorSpec(_Model):
     index: str | None = None
     head_dim: int = Field(default=128, ge=8, le=256)
     eps: float = 1e-6
+    # an output's NaN and infinities: exactly where the fp64 reference has them, or any of them there
+    special: Literal["propagate", "nonfinite"] = "propagate"
 
     @property
     def declared(self) -> declare.Kind:
@@ -125,13 +127,11 @@ class Task(_Model):
             if not match:
                 raise ValueError(f"{line!r} is not of the form 'name = op(arguments)'")
             name, op, args = match.groups()
-            parsed.append(
-                OpLine(name=name, op=op, args=tuple(a.strip() for a in args.split(",") if a.strip()))
-            )
+            parsed.append(OpLine(name=name, op=op, args=tuple(a.strip() for a in args.split(",") if a.strip())))
         return tuple(parsed)
 
     @model_validator(mode="after")
-    def _consistent(self) -> "Task":
+    def _consistent(self) -> Task:
         overlap = set(self.operands) & set(self.outputs)
         if overlap:
             raise ValueError(f"{sorted(overlap)} named both operand and output")
@@ -141,6 +141,8 @@ class Task(_Model):
         for name, spec in self.operands.items():
             if not spec.declared.is_operand:
                 raise ValueError(f"operand {name!r}: {spec.kind} is an output kind")
+            if spec.special != "propagate":
+                raise ValueError(f"operand {name!r}: 'special' is a rule for outputs")
         for name, spec in self.outputs.items():
             if spec.declared.is_operand:
                 raise ValueError(f"output {name!r}: {spec.kind} is an operand kind")
@@ -188,6 +190,20 @@ class Task(_Model):
     def torch_dtypes(self, act: torch.dtype) -> dict[str, torch.dtype]:
         """dtype of every operand and output for activation dtype ``act``."""
         return {n: s.torch_dtype(act) for n, s in self.tensors.items()}
+
+    @property
+    def special_values(self) -> str:
+        """What is demanded of outputs where the inputs hold NaN or an infinity, in one line."""
+        loose = [n for n, s in self.outputs.items() if s.special == "nonfinite"]
+        parts = ["NaN and infinities exactly where the fp64 reference has them, and nowhere else"]
+        if loose:
+            parts.append(f"in {', '.join(loose)} any of them counts there")
+        parts += [
+            f"{n} is NaN where {s.index} is outside the columns"
+            for n, s in self.outputs.items()
+            if s.kind == "ColVecSelect"
+        ]
+        return "; ".join(parts)
 
     @property
     def kinds(self) -> dict[str, declare.Kind]:

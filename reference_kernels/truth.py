@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import importlib.util
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Callable
 
 import torch
 from torch import Tensor
-
 
 from primitives.shapes import shape_of
 
@@ -24,7 +23,7 @@ from .tasks import SuiteError, Task
 Tensors = dict[str, Tensor]
 
 
-STYLES = ("normal", "integers", "tiny", "large", "shifted", "row_scaled", "outliers", "one_hot", "nan")
+STYLES = ("normal", "integers", "tiny", "large", "shifted", "row_scaled", "outliers", "one_hot", "nan", "inf")
 
 
 def make_inputs(
@@ -49,6 +48,7 @@ def make_inputs(
     * ``outliers``: one element in a hundred is 30 times larger, one target in eight lies outside the columns
     * ``one_hot``: one 1 per row of A, so each output row is a row of B
     * ``nan``: one NaN in A; the same row of every output must be NaN, no other
+    * ``inf``: one +inf and one -inf in A, in different rows where there are two; see ``Task.special_values``
     """
     if style not in STYLES:
         raise ValueError(f"no input style {style!r}; there are {STYLES}")
@@ -77,11 +77,15 @@ def make_inputs(
     raw = normal(m, k)
     a = styled(raw)
     # a statistic of the scaled rows would scale every output back to unit size
-    seen = raw if style in ("tiny", "large") else None
+    # and one of a row that holds no number would leave nothing of the row
+    seen = raw if style in ("tiny", "large", "nan", "inf") else None
     if style == "one_hot":
         a = torch.nn.functional.one_hot(torch.randint(0, k, (m,), generator=gen, device=device), k).float()
-    if style == "nan":
-        a[m // 2, k // 2] = torch.nan
+    if style in ("nan", "inf"):
+        a = a.clone()  # the statistics are those of the numbers
+        a[m // 2, k // 2] = torch.nan if style == "nan" else torch.inf
+    if style == "inf":
+        a[m // 3, k // 3] = -torch.inf
     a = a.to(act)
     b = normal(*((k, n) if task.b == "kn" else (n, k)))
     b = (b if integers or style == "one_hot" else b / math.sqrt(k)).to(act)
@@ -103,7 +107,7 @@ def _fill(fill: str, size, a: Tensor, n: int, normal, gen, integers: bool) -> Te
     if fill == "rstd":
         if integers:  # powers of two keep products exact
             return 2.0 ** torch.randint(-1, 2, size, generator=gen, device=device)
-        return torch.rsqrt(a.float().nan_to_num(1.0).square().mean(-1) + 1e-6)
+        return torch.rsqrt(a.float().square().mean(-1) + 1e-6)
     if fill == "target":
         return torch.randint(0, n, size, generator=gen, device=device)
     if fill == "position":

@@ -59,7 +59,7 @@ def rope(body):
 def custom(device):
     return (
         f"{IMPORTS}\n@primitive(cpu=relu)\ndef mine(x):\n    {device}\n\n\n"
-        '@epilogue(y=TileStore(), rstd=ColVecLoad())\ndef gemm_rmsnorm(acc, rstd):\n    return {"y": acc * rstd + mine(acc) - mine(acc)}\n'
+        '@epilogue(y=TileStore(), rstd=ColVecLoad())\ndef gemm_rmsnorm(acc, rstd):\n    return {"y": acc * rstd + mine(rstd) - mine(rstd)}\n'
     )
 
 

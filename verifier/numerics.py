@@ -56,6 +56,7 @@ def judge(
     mean_ratio: float = 1.5,
     exact: bool = False,
     noise: Tensor | float = 0.0,
+    special: str = "propagate",
 ) -> Finding:
     """Compare one output with the fp64 ``truth``.
 
@@ -65,6 +66,8 @@ def judge(
         reference: the same-precision reference, already rounded to the declared dtype.
         exact: require bit equality with the rounded truth (integer inputs).
         noise: rms error that fp32 accumulation alone causes, per element or for all.
+        special: ``TensorSpec.special``: where the truth is not finite, the same value ("propagate") or
+            any that is not finite ("nonfinite").
     """
     if got.shape != truth.shape or got.dtype != reference.dtype:
         return Finding(
@@ -78,6 +81,8 @@ def judge(
     t = torch.where(reference.isinf() & truth.isfinite(), reference.double(), truth)
     odd = ~t.isfinite()
     same_odd = torch.where(odd, (g == t) | (g.isnan() & t.isnan()), g.isfinite())
+    if special == "nonfinite":
+        same_odd |= ~truth.isfinite() & ~g.isfinite()
     if not bool(same_odd.all()):
         wrong = ~same_odd
         kind = "NaN" if bool(g[wrong].isnan().any()) else "Inf or a finite value in its place"
@@ -117,7 +122,9 @@ def judge(
     max_bound = max_ratio * max(finding.reference_max_error, max_floor) + ABSOLUTE_SLACK
     mean_bound = mean_ratio * max(finding.reference_mean_error, mean_floor)
     tiles = _tile_bounds(err, base, size, unit, max_ratio, mean_ratio, noise)
-    usual_bias = abs(float(low_outward.mean())) / finding.reference_mean_error if finding.reference_mean_error > 0 else 1.0
+    usual_bias = (
+        abs(float(low_outward.mean())) / finding.reference_mean_error if finding.reference_mean_error > 0 else 1.0
+    )
     biased = got.numel() >= MIN_FOR_BIAS and got.dtype != torch.float32 and abs(finding.bias) > usual_bias + MAX_BIAS
     problem = None
     if not finding.max_error <= max_bound:
@@ -158,6 +165,7 @@ def judge_output(task, name: str, got: Tensor, truth, integers: bool) -> Finding
         task.mean_ratio,
         exact,
         truth.noise.get(name, 0.0),
+        task.outputs[name].special,
     )
 
 
