@@ -1,0 +1,272 @@
+"""Public bug reports about installs, drivers, compilers and hanging kernels as tests. Each docstring names its source.
+
+Environments are made, not imitated: packages are directories on the path, a GPU worker is a
+process that speaks the protocol, a crash is a crash.
+"""
+
+import io
+import json
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from agent import doctor
+from generated import runtime
+from generated.library import Library
+from reference_kernels.tasks import SuiteError, load_suite
+from verifier.check import DEFAULT_CONFIG, _compile_failed
+from verifier.gpu import GpuWorker
+from verifier.manifest import PACKAGES
+from verifier.measure import Bundle, Session
+from verifier.policy import check_policy
+from verifier.verdict import HarnessError
+
+FIXTURES = Path(__file__).resolve().parent / "fixtures"
+SUITE = load_suite()
+
+GOOD = """\
+from primitives import ColVecLoad, TileStore, epilogue
+
+
+@epilogue(r=ColVecLoad(), y=TileStore())
+def first_scale(acc, r):
+    return {"y": acc * r}
+"""
+
+
+@pytest.fixture
+def call(monkeypatch, capsys):
+    """Run the command line in this process: (exit code, the JSON it printed)."""
+    from agent.cli import main
+
+    def run(*arguments, stdin=""):
+        monkeypatch.setattr(sys, "argv", ["coda-agent", *map(str, arguments), "--json"])
+        monkeypatch.setattr(sys, "stdin", io.StringIO(stdin))
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as done:
+            main()
+        return done.value.code or 0, json.loads(capsys.readouterr().out)
+
+    return run
+
+
+STAND_IN = """\
+#!{python}
+import json, os, sys, time
+def send(**message):
+    os.write(1, json.dumps(message).encode() + b"\\n")
+send(ok=True, ready=True)
+for line in sys.stdin:
+    command = json.loads(line)
+    what = command.get("manifest", "")
+    if "A" in what:
+        time.sleep(600)
+    if "B" in what:
+        send(ok=False, error="AcceleratorError: CUDA error: an illegal memory access was encountered", fatal=True)
+        os._exit(1)
+    facts = {{"device": "NVIDIA H200", "driver": {driver!r}, "torch": "2.11.0", "pid": os.getpid()}}
+    send(ok=True, result={{**facts, "passed": True, "reason": "", "findings": []}})
+"""
+
+
+@pytest.fixture
+def gpu_machine(tmp_path, monkeypatch):
+    """Make the process that the client starts a stand-in for a worker on a GPU with this driver."""
+
+    def make(driver="580.159.04"):
+        script = tmp_path / "python"
+        script.write_text(STAND_IN.format(python=sys.executable, driver=driver))
+        script.chmod(0o755)
+        monkeypatch.setattr(sys, "executable", str(script))
+
+    return make
+
+
+# --- kernels that hang, fault or crash the compiler ------------------------------------------------
+
+
+def test_a_hang_and_a_memory_fault_cost_one_candidate_each(gpu_machine):
+    """KernelBench #164, emmy #215, cutlass #2879: A waits for ever, B stores out of bounds, C is right and passes."""
+    gpu_machine()
+    with GpuWorker() as worker:
+        session = Session(worker, Bundle(Path("/"), {}, [], {}))
+        first = worker.call("hello")["pid"]
+        start = time.monotonic()
+        hung = session._guarded("numerics", 1.0, manifest="A")
+        assert 1.0 <= time.monotonic() - start < 10
+        assert not hung["passed"] and hung["reason"] == "no answer within 1 s; the kernel hangs"
+        second = worker.call("hello")["pid"]
+        fault = session._guarded("numerics", 20.0, manifest="B")
+        assert not fault["passed"] and fault["reason"].startswith("memory fault: ")
+        after = session._guarded("numerics", 20.0, manifest="C")
+        assert after["passed"] and len({first, second, after["pid"]}) == 3  # each from a clean process
+
+
+def test_a_crash_of_the_compiler_is_a_verdict_with_a_short_log(pool):
+    """cutlass #3429, #3420, #2676: a dead backend leaves its signal and the end of its log; the next job is served."""
+    body = "    import os\n    print('x' * 9000, flush=True)\n    print('the last words', flush=True)\n    os.abort()\n"
+    source = GOOD.replace("    return", f"{body}    return")
+    job = {"act": "bf16", "dtypes": {"r": "fp32", "y": "bf16"}, "config": DEFAULT_CONFIG, "b_major": "n"}
+    answer = pool.submit("compile", source, **job).result(timeout=120)
+    verdict = _compile_failed(answer, "bf16", time.perf_counter())
+    assert verdict.stage == "compile" and not verdict.passed
+    assert verdict.reason == "does not compile for sm_90a in bf16: the process ended by SIGABRT"
+    assert "the last words" in verdict.evidence["log"] and len(verdict.evidence["log"]) <= 800
+    assert pool.submit("declare", GOOD).result(timeout=60).ok
+
+
+def test_a_candidate_cannot_call_the_compiler():
+    """cutlass #3429: a candidate that compiles its own kernel function is refused as text."""
+    body = "@primitive(cpu=relu)\ndef mine(x):\n    return cute.compile(x)\n\n\n"
+    source = GOOD.replace("import ", "import cute, primitive, relu, ").replace("@epilogue", f"{body}@epilogue")
+    verdict = check_policy(source)
+    assert not verdict.passed and "line 6: attribute call; only cute.math.*" in verdict.reason
+    allowed = source.replace("cute.compile(x)", "cute.arch.fmax(x, 0.0)")
+    assert check_policy(allowed).passed
+
+
+def test_an_endless_compile_ends_at_its_limit(pool):
+    """pytorch #186800: a compile that never ends is a verdict after a wall limit, never a wait."""
+    source = GOOD.replace("    return", "    while True:\n        pass\n    return")
+    job = {"act": "bf16", "dtypes": {"r": "fp32", "y": "bf16"}, "config": DEFAULT_CONFIG, "b_major": "n"}
+    start = time.monotonic()
+    answer = pool.submit("compile", source, wall_seconds=2.0, **job).result(timeout=60)
+    verdict = _compile_failed(answer, "bf16", time.perf_counter())
+    assert verdict.reason == "does not compile for sm_90a in bf16: no answer within 2 s"
+    assert 2.0 <= time.monotonic() - start < 15
+
+
+@pytest.mark.parametrize("shape, admitted", [("[8, 1048576, 64]", True), ("[8, 1048592, 64]", False)])
+def test_the_width_of_a_row_is_bounded(tmp_path, shape, admitted):
+    """pytorch #190843: N = 2^20 is the widest row; beyond it the suite is refused, with the bound."""
+    file = tmp_path / "suite.yaml"
+    text = (FIXTURES / "suite.yaml").read_text()
+    file.write_text(text.replace("[[136, 272, 72]]", f"[{shape}]"))
+    if admitted:
+        assert load_suite(file)["first_scale"].ragged == ((8, 1 << 20, 64),)
+        return
+    with pytest.raises(SuiteError, match="field 'defaults.ragged.0.1': .*less than or equal to 1048576"):
+        load_suite(file)
+
+
+# --- source text -----------------------------------------------------------------------------------
+
+
+def test_text_from_standard_input_is_compiled_from_a_file(call):
+    """cutlass #2636: the DSL re-reads function source from disk, so text through stdin is written to a file first."""
+    code, report = call("check", "-", "--tasks", FIXTURES / "suite.yaml", "--seed", 3, stdin=GOOD)
+    assert code == 0 and report["task"] == "first_scale"
+    assert [v["stage"] for v in report["verdicts"]] == ["policy", "interpret", "compile", "resources"]
+
+
+# --- installs ----------------------------------------------------------------------------------------
+
+
+def install(folder, name, version):
+    """A distribution as pip leaves it."""
+    info = folder / f"{name.replace('-', '_')}-{version}.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+
+
+def package(name):
+    return next(f for f in doctor._packages() if f.what == name)
+
+
+def test_doctor_without_any_package(tmp_path, monkeypatch, gpu_machine, call):
+    """cutlass #3001, #2801: with nothing installed every package is named with the command that installs it; exit 1."""
+    gpu_machine()
+    monkeypatch.setattr(sys, "path", [str(tmp_path)])
+    code, report = call("doctor")
+    missing = {f["what"]: f["mend"] for f in report["findings"] if f["found"] == "not installed"}
+    assert code == 1 and not report["ok"] and set(missing) == set(doctor.SUPPORTED)
+    assert missing["nvidia-cutlass-dsl"] == "pip install 'nvidia-cutlass-dsl>=4.8.1,<4.9'"
+
+
+def test_doctor_with_the_wrong_cutlass(tmp_path, monkeypatch, gpu_machine, call):
+    """cutlass #3034, #2699: an unrelated package of the same import name is told, with the fix; exit 1."""
+    gpu_machine()
+    code, report = call("doctor")
+    assert code == 0 and "cutlass" not in {f["what"] for f in report["findings"]}
+    install(tmp_path, "cutlass", "0.2.0")
+    monkeypatch.syspath_prepend(tmp_path)
+    code, report = call("doctor")
+    found = next(f for f in report["findings"] if f["what"] == "cutlass")
+    assert code == 1 and not found["ok"] and found["mend"] == "pip uninstall cutlass"
+
+
+@pytest.mark.parametrize(
+    "name, version, fits",
+    [
+        ("nvidia-cutlass-dsl", "4.7.3", False), ("nvidia-cutlass-dsl", "4.8.0", False),
+        ("nvidia-cutlass-dsl", "4.8.1", True), ("nvidia-cutlass-dsl", "4.8.10", True),
+        ("nvidia-cutlass-dsl", "4.9.0", False), ("nvidia-cutlass-dsl", "4.10.1", False),
+        ("quack-kernels", "0.5.9", False), ("quack-kernels", "0.6.5", True), ("quack-kernels", "0.7.0", False),
+        ("apache-tvm-ffi", "0.1.14", False), ("apache-tvm-ffi", "0.1.15.post2", True),
+        ("apache-tvm-ffi", "0.2.0", False),
+        ("torch", "2.8.1", False), ("torch", "2.11.0+cu130", True), ("torch", "2.14.0", False),
+    ],
+)  # fmt: skip
+def test_doctor_one_version_up_and_down(tmp_path, monkeypatch, name, version, fits):
+    """vllm #43141, #47570, #43738, tritonbench #1169: names moved from DSL 4.4 to 4.6: the range is checked."""
+    install(tmp_path, name, version)
+    monkeypatch.syspath_prepend(tmp_path)
+    found = package(name)
+    low, high = doctor.SUPPORTED[name]
+    assert found.ok is fits and found.needed
+    assert found.found == f"{version} in {tmp_path}"  # which one, and where it lies
+    assert found.mend == ("" if fits else f"pip install '{name}>={low},<{high}'")
+
+
+def test_kernels_record_the_versions_they_were_proven_with():
+    """vllm #47571: every kernel of the library names the packages that made it, all in doctor's range."""
+    passports = list(Library().passports())
+    assert len(passports) >= 16
+    for passport in passports:
+        assert {*PACKAGES, "python"} <= set(passport.toolchain)
+        for name in PACKAGES:
+            low, high = doctor.SUPPORTED[name]
+            assert doctor._version(low) <= doctor._version(passport.toolchain[name]) < doctor._version(high)
+
+
+@pytest.mark.parametrize(
+    "driver, ok", [("550.54.15", False), ("575.57.08", False), ("580.65.06", True), ("590.1", True)]
+)
+def test_doctor_with_an_old_driver(gpu_machine, call, driver, ok):
+    """cutlass #2804: a driver below R580 is told as such: the message says driver, not GPU or architecture."""
+    gpu_machine(driver)
+    code, report = call("doctor")
+    found = next(f for f in report["findings"] if f["what"] == "GPU")
+    assert code == 0 and found["ok"] is ok  # checking and bundling need no driver
+    assert f"NVIDIA H200, driver {driver}" in found["found"]
+    assert found["mend"] == ("" if ok else "update the NVIDIA driver to 580 or newer")
+
+
+# --- cold start ------------------------------------------------------------------------------------------
+
+
+def test_a_kernel_is_compiled_once_not_in_each_process(tmp_path, monkeypatch):
+    """cutlass #3398, #2763: 506 s against 58 s to start; a second load compiles nothing, another toolchain does."""
+    monkeypatch.setattr(runtime, "CACHE", tmp_path)
+    shape, device = (2048, 2048, 2048), "NVIDIA H200"
+    first = runtime.load("gemm_rmsnorm", shape, device=device)
+    objects = {p: p.stat().st_mtime_ns for p in tmp_path.rglob("*.o")}
+    assert len(objects) == 1
+    monkeypatch.setattr(sys, "executable", "/bin/false")  # from here on nothing can be compiled
+    start = time.perf_counter()
+    again = runtime.load("gemm_rmsnorm", shape, device=device)
+    assert time.perf_counter() - start < 2.0
+    assert again.artefact == first.artefact and {p: p.stat().st_mtime_ns for p in tmp_path.rglob("*.o")} == objects
+    newer = tmp_path / "newer"
+    install(newer, "nvidia-cutlass-dsl", "4.8.2")
+    with monkeypatch.context() as m:
+        m.syspath_prepend(newer)
+        with pytest.raises(HarnessError, match="the compile worker ended"):
+            runtime.load("gemm_rmsnorm", shape, device=device)
+    (path,) = objects
+    content = path.read_bytes()
+    path.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))  # one bit of a cached object
+    with pytest.raises(HarnessError, match="is not the object its manifest names"):
+        runtime.load("gemm_rmsnorm", shape, device=device)
