@@ -1,4 +1,4 @@
-"""The verbs that test the tests: ``mutate`` and ``redteam``."""
+"""The verbs that test the tests, ``mutate`` and ``redteam``, and ``sanitize``."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from reference_kernels.tasks import Suite, SuiteError
 from verifier.verdict import HarnessError
 
 from .cli import (
+    ERROR,
     FAIL,
     PASS,
     JsonOption,
@@ -23,6 +24,7 @@ from .cli import (
     _library,
     _pool,
     _read,
+    _shape,
     _suite,
     app,
     emit,
@@ -191,3 +193,51 @@ def _outcomes(outcomes: list) -> Table:
         mark = "[yellow]not run[/]" if o.skipped else ("[green]ok[/]" if o.ok else "[red]FAIL[/]")
         table.add_row(mark, o.name, " ".join(o.codes), o.expected, o.got, escape(o.reason.replace("\n", " ")[:110]))
     return table
+
+
+@app.command()
+def sanitize(
+    bundle: Annotated[Path, typer.Argument(help="A directory of 'coda-agent bundle'.")],
+    only: Annotated[list[str] | None, typer.Option("--task", help="Only these tasks of the bundle.")] = None,
+    tool: Annotated[
+        list[str] | None, typer.Option(help="memcheck, racecheck, synccheck or initcheck (default: all four).")
+    ] = None,
+    shape: Annotated[str | None, typer.Option(help="MxNxK instead of each task's first ragged size.")] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Run each kernel of a bundle once under NVIDIA compute-sanitizer, on this machine's GPU.
+
+    Exit code 0: clean; 1: a fault; 2: no fault, but a tool that proves nothing here.
+    """
+    from verifier.measure import read_bundle
+    from verifier.sanitize import TOOLS, sanitize_bundle, sanitizer
+
+    unknown = [t for t in tool or () if t not in TOOLS]
+    if unknown:
+        raise HarnessError(f"no tool {unknown[0]!r}; there is: {', '.join(TOOLS)}")
+    sanitizer()
+    with Progress(as_json) as progress:
+        kernels = sanitize_bundle(
+            read_bundle(bundle), only, tuple(tool or TOOLS), _shape(shape) if shape else None,
+            lambda text: progress("sanitize", text),
+        )  # fmt: skip
+    results = [t for k in kernels for t in k["tools"]]
+    faults, unproven = ([t for t in results if t["result"] == r] for r in ("fault", "inconclusive"))
+    if as_json:
+        emit({"passed": not faults and not unproven, "kernels": kernels})
+    else:
+        table = Table("task", "author", "configuration", "M x N x K", *(t["tool"] for t in kernels[0]["tools"]))
+        colours = {"clean": "green", "fault": "red", "inconclusive": "yellow"}
+        for k in kernels:
+            cells = (f"[{colours[t['result']]}]{t['result']}[/]" for t in k["tools"])
+            table.add_row(k["task"], escape(k["author"]), k["config"], "x".join(map(str, k["shape"])), *cells)
+        out.print(table)
+        for k in kernels:
+            for t in (t for t in k["tools"] if t["result"] == "fault"):
+                out.print(f"{k['task']} {k['author']} {t['tool']}:", markup=False, highlight=False)
+                out.print(t["report"], markup=False, highlight=False)
+    for name, report in dict.fromkeys((t["tool"], t["report"]) for t in unproven):
+        err.print(
+            f"[red]inconclusive:[/] {name} proves nothing here, {escape(report)}", highlight=False, soft_wrap=True
+        )
+    raise typer.Exit(FAIL if faults else ERROR if unproven else PASS)
