@@ -133,11 +133,13 @@ class Spelling:
     ``compute`` takes the GEMM's result and the operands as a reference does. ``halves`` names
     the tensors ("b" among them) whose neighbouring columns it keeps as ``[even | odd]``
     halves: inputs are permuted once, outside the clock, outputs are put back for the check.
+    ``narrow``: in 16 bits when compiled too, so that Inductor may fold an addition into the GEMM.
     """
 
     name: str
     compute: Callable[..., dict[str, Tensor]]
     halves: tuple[str, ...] = ()
+    narrow: bool = False
 
 
 def halves(t: Tensor) -> Tensor:
@@ -228,6 +230,7 @@ _SPELLINGS = {
     ],
     "gemm_swiglu": [Spelling("halves", _swiglu_halves, ("b", "z"))],
     "gemm_swiglu_lean": [Spelling("halves", _swiglu_lean_halves, ("b",))],
+    "gemm_residual_rmsnorm": [Spelling("addmm", gemm_residual_rmsnorm, narrow=True)],
     "gemm_swiglu_bwd": [
         Spelling("fused", _swiglu_bwd_fused),
         Spelling("halves", _swiglu_bwd_halves, ("z", "dz")),

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 import torch.nn.functional as F
+from torch.fx.experimental.proxy_tensor import make_fx
 
 from leaderboard import baselines as libraries
 from leaderboard.baselines import coda, flashinfer, liger
@@ -13,7 +14,7 @@ from reference_kernels import references
 from reference_kernels.references import halves, pairs
 from reference_kernels.tasks import load_suite
 from reference_kernels.truth import make_inputs, reference_of
-from verifier.baselines import PYTORCH, Unavailable, _ways, gross_error, pytorch_ways
+from verifier.baselines import PYTORCH, Unavailable, _model, _ways, gross_error, pytorch_ways
 
 SUITE = load_suite()
 SHAPE = (24, 512, 64)  # four rotary heads
@@ -32,6 +33,22 @@ def exact_of(name, prepared=None):
     a, b, operands = inputs_of(name, double=True)
     exact = reference_of(SUITE[name])(a @ b, **(operands | (prepared.instead if prepared else {})))
     return exact | {n: follows(exact) for n, follows in (prepared.derived if prepared else {}).items()}
+
+
+class CaptureGraph:
+    """The operations of the graphs that Inductor compiles meanwhile, after all of its passes."""
+
+    def __enter__(self):
+        self.targets = set()
+        self.patch = torch._inductor.config.patch(post_grad_custom_post_pass=self._look, fx_graph_cache=False)
+        self.patch.__enter__()
+        return self
+
+    def _look(self, graph):
+        self.targets |= {n.target for n in graph.nodes}
+
+    def __exit__(self, *exc):
+        self.patch.__exit__(*exc)
 
 
 # --- PyTorch ---------------------------------------------------------------------------
@@ -62,6 +79,25 @@ def test_eager_computes_every_output(name):
         outputs = prepared.read(prepared.call())
         assert {n: t.dtype for n, t in outputs.items()} == {n: task.outputs[n].torch_dtype(BF16) for n in task.outputs}
         assert gross_error(task, outputs, exact_of(name)) == "", way
+
+
+@pytest.mark.parametrize("name", ["gemm_swiglu", "gemm_rope", "gemm_cross_entropy"])
+def test_the_result_of_the_gemm_is_not_written_twice(name):
+    task = SUITE[name]
+    for spelling in references.spellings(name, reference_of(task)):
+        graph = make_fx(_model(spelling, task.torch_dtypes(BF16), True))(*inputs_of(name)).graph
+        (mm,) = [n for n in graph.nodes if n.target == torch.ops.aten.mm.default]
+        assert mm in next(n for n in graph.nodes if n.op == "output").args[0], spelling.name
+
+
+def test_the_residual_is_added_in_the_gemm_where_that_is_faster():
+    task = SUITE["gemm_residual_rmsnorm"]
+    ways = pytorch_ways("torch.compile", task, BF16, reference_of(task))
+    prepared = ways["addmm"](*inputs_of(task.name))
+    with CaptureGraph() as seen:
+        outputs = prepared.read(prepared.call())
+    assert torch.ops.aten.addmm.default in seen.targets
+    assert gross_error(task, outputs, exact_of(task.name)) == ""
 
 
 def test_torch_compile_for_real():

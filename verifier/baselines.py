@@ -178,14 +178,14 @@ def pytorch_ways(name: str, task: Task, act: torch.dtype, reference: Callable) -
     spellings = references.spellings(task.name, reference)
     dtypes = task.torch_dtypes(act)
     if name == "eager":
-        # index arithmetic is spelled for Inductor; eagerly it is only more passes
-        spellings = [s for s in spellings if s.name != "fused"]
+        # what is spelled for Inductor is only more passes, or the same again, eagerly
+        spellings = [s for s in spellings if s.name not in ("fused", "addmm")]
         models = {f"{s.name}, {how}": (s, _model(s, dtypes, wide)) for s in spellings for how, wide in _WIDTHS}
     else:
         torch._dynamo.reset()  # all models share one code object, and its recompilations are limited
         mode = "max-autotune-no-cudagraphs" if name.endswith(":max-autotune") else None
         compile_ = partial(torch.compile, dynamic=False, fullgraph=True, mode=mode)
-        models = {s.name: (s, compile_(_model(s, dtypes, True))) for s in spellings}
+        models = {s.name: (s, compile_(_model(s, dtypes, not s.narrow))) for s in spellings}
     return {way: partial(_prepare, spelling, model) for way, (spelling, model) in models.items()}
 
 
@@ -199,11 +199,13 @@ def _model(spelling: Spelling, dtypes: dict[str, torch.dtype], wide: bool) -> Ca
     """
 
     def model(a, b, operands):
-        acc = a @ b
+        gemm = acc = a @ b
         if wide:
-            acc = acc.float()
+            acc = gemm.float()
             operands = {n: t.float() if t.is_floating_point() else t for n, t in operands.items()}
-        return {n: t.to(dtypes[n]) for n, t in spelling.compute(acc, **operands).items()}
+        outputs = spelling.compute(acc, **operands)
+        # the GEMM's own result needs no second write; Inductor would make one of the round trip through fp32
+        return {n: gemm if t is acc and dtypes[n] == gemm.dtype else t.to(dtypes[n]) for n, t in outputs.items()}
 
     return model
 
