@@ -52,6 +52,7 @@ def prompt(
     ] = False,
     attempts: Annotated[int, typer.Option(min=1, help="Checks told to an author with tools.")] = 6,
     tasks_file: TasksOption = None,
+    library: LibraryOption = None,
     runs: RunsOption = Path("runs"),
     as_json: JsonOption = False,
 ) -> None:
@@ -60,8 +61,8 @@ def prompt(
     from .prompt import render
     from .run import find_run, read_events, read_prompt
 
-    suite = _suite(tasks_file)
-    made = render(suite[task], suite, tools=with_tools or diff is not None, attempts=attempts)
+    suite, lib = _suite(tasks_file), _library(library)
+    made = render(suite[task], suite, tools=with_tools or diff is not None, attempts=attempts, library=lib)
     if diff is not None:
         directory = find_run(runs, diff)
         told = next((e for e in read_events(directory) if e["event"] == "prompt" and e["task"] == task), None)
@@ -69,7 +70,7 @@ def prompt(
             raise HarnessError(f"run {directory.name} has no prompt for {task}")
         before = read_prompt(directory, told["sha256"])
         if attempts_then := next((e for e in read_events(directory) if e["event"] == "start"), {}).get("attempts"):
-            made = render(suite[task], suite, tools=True, attempts=attempts_then)
+            made = render(suite[task], suite, tools=True, attempts=attempts_then, library=lib)
         lines = list(
             difflib.unified_diff(before.text.splitlines(), made.text.splitlines(), directory.name, "now", lineterm="")
         )

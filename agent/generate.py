@@ -27,6 +27,7 @@ from .budget import Ledger
 from .composer import CannotCompose
 from .conversation import Conversation, Ending
 from .prompt import Prompt, render
+from .review.notes import withdrawn
 from .run import Run
 from .tools import Desk
 
@@ -82,8 +83,9 @@ class Job:
             return self.run.prompt(begun)
         attempts = self.ledger.limits.attempts or 0
         prompt = render(
-            task, self.suite, tools=True, can_measure=self.gpu, attempts=attempts, tips=tips.active_tips(self.tips_log)
-        )
+            task, self.suite, tools=True, can_measure=self.gpu, attempts=attempts,
+            tips=tips.active_tips(self.tips_log), library=self.library, author=self.author.name,
+        )  # fmt: skip
         self.run.keep_prompt(prompt)
         return prompt
 
@@ -126,7 +128,7 @@ def converse(job: Job, task: Task, sample: int, earlier: list[dict]) -> Ending |
     label = task.name if job.samples == 1 else f"{task.name} #{sample}"
     desk = Desk(
         task, job.suite, job.pool, job.author.name, log, lambda text: job.progress(label, text),
-        attempts=lambda: job.ledger.limits.attempts, gpu=job.gpu, tips_log=job.tips_log,
+        attempts=lambda: job.ledger.limits.attempts, gpu=job.gpu, tips_log=job.tips_log, without=withdrawn(job.library),
     )  # fmt: skip
     prompt = job.prompt(task, earlier)
     if prompt and not any(e["event"] == "prompt" for e in earlier):

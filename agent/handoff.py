@@ -72,7 +72,7 @@ def submit(
     passport = passport_of(report, task, known.author, None, known.attempts)
     passport.model, passport.prompt_sha256 = known.model, known.prompt_sha256
     if known.prompt_sha256:
-        prompt = render(task, suite)
+        prompt = render(task, suite, library=library)
         if prompt.sha256 == known.prompt_sha256:  # else it was another version of the prompt: its tips are not known
             passport.tips = list(prompt.tips)
     passport.cost = {k: v for k, v in (("tokens", known.tokens), ("dollars", known.dollars)) if v is not None}

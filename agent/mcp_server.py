@@ -11,11 +11,12 @@ from verifier.pool import Pool
 from verifier.verdict import HarnessError
 
 from . import tips
-from .composer import CannotCompose, compose
+from .composer import CannotCompose
 from .feedback import on_check, on_measurement
 from .handoff import Known, submit
 from .pages import page
-from .prompt import nearest, render
+from .prompt import example_source, nearest, render
+from .review.notes import withdrawn
 from .tools import _versions, quick_measure
 
 INSTRUCTIONS = (
@@ -47,7 +48,7 @@ def make_server(suite: Suite, library: Library, pool: Pool, tips_log: Path = tip
         """Everything needed to write the kernel of one task: the format, the vocabulary, the mathematics, examples, tips."""
 
         def prompt() -> str:
-            made = render(suite[task], suite)
+            made = render(suite[task], suite, library=library)
             prompted[task] = made.sha256
             return made.text
 
@@ -66,7 +67,7 @@ def make_server(suite: Suite, library: Library, pool: Pool, tips_log: Path = tip
             allowed = {t.name: t for t in nearest(suite[task], suite)}
             if other not in allowed:
                 raise HarnessError(f"no example {other!r} for {task}; there is: {', '.join(allowed)}")
-            return compose(allowed[other])
+            return example_source(allowed[other], withdrawn(library))
 
         return _told(example)
 

@@ -13,11 +13,13 @@ from pathlib import Path
 
 import jinja2
 
+from generated.library import Library
 from primitives.shapes import shape_of, traffic
 from reference_kernels.tasks import ACT_DTYPES, Suite, Task, TensorSpec
 
 from .composer import CannotCompose, compose
 from .pages import page
+from .review.notes import open_requests, withdrawn
 from .tips import Tip, active_tips
 
 FOLDER = Path(__file__).parent / "prompts"
@@ -61,6 +63,8 @@ def render(
     can_measure: bool = False,
     attempts: int = 0,
     tips: list[Tip] | None = None,
+    library: Library | None = None,
+    author: str | None = None,
 ) -> Prompt:
     """The prompt for one task.
 
@@ -68,10 +72,13 @@ def render(
         tools: the reader can call the harness's tools; otherwise it answers with the file.
         attempts: calls of check_kernel it may make, told to readers with tools.
         tips: instead of the active ones of the tips log.
+        library: whose reviewers are heard: their open requests for changes to kernels of the
+            task are told, and what they rejected or retired is no example.
+        author: only requests to this kind of author are told.
     """
     tips = active_tips() if tips is None else tips
     static = _templates().get_template("static.md.j2").render(page=page, tips=tips)
-    shown = examples(task, suite)
+    shown = examples(task, suite, without=withdrawn(library) if library else frozenset())
     body = (
         _templates()
         .get_template("task.md.j2")
@@ -81,6 +88,7 @@ def render(
             traffic=[_traffic_row(task, shape) for shape in task.timed],
             pages=[page(kind) for kind in dict.fromkeys(s.kind for s in task.tensors.values())],
             examples=[{"task": t.name, "summary": t.summary, "source": source} for t, source in shown],
+            requests=open_requests(library, task.name, author) if library else [],
             closing="closing_tools.md.j2" if tools else "closing_handoff.md.j2",
             can_measure=can_measure,
             attempts=attempts,
@@ -112,8 +120,14 @@ def nearest(task: Task, suite: Suite) -> list[Task]:
     return sorted(others, key=lambda t: -len(mine & features(t)) / len(mine | features(t)))
 
 
-def examples(task: Task, suite: Suite, count: int = EXAMPLES) -> list[tuple[Task, str]]:
-    """The few-shot examples of a task, with the built-in author's kernels; one of each family of lookalikes."""
+def examples(
+    task: Task, suite: Suite, count: int = EXAMPLES, without: frozenset[str] = frozenset()
+) -> list[tuple[Task, str]]:
+    """The few-shot examples of a task, with the built-in author's kernels; one of each family of lookalikes.
+
+    Args:
+        without: source hashes of kernels that are not shown.
+    """
     found: list[tuple[Task, str]] = []
     for other in nearest(task, suite):
         if len(found) == count:
@@ -121,10 +135,22 @@ def examples(task: Task, suite: Suite, count: int = EXAMPLES) -> list[tuple[Task
         if any(same_mathematics(other, shown) for shown, _ in found):
             continue
         try:
-            found.append((other, compose(other)))
+            found.append((other, example_source(other, without)))
         except CannotCompose:
             continue
     return found
+
+
+def example_source(task: Task, without: frozenset[str]) -> str:
+    """The built-in author's kernel, to be shown to others.
+
+    Raises:
+        CannotCompose: there is none, or a reviewer does not stand behind it (``without``).
+    """
+    source = compose(task)
+    if hashlib.sha256(source.encode()).hexdigest() in without:
+        raise CannotCompose(f"a reviewer withdrew the kernel for {task.name}")
+    return source
 
 
 def _tensor_row(task: Task, name: str, spec: TensorSpec) -> dict:

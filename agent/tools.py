@@ -19,10 +19,10 @@ from verifier.verdict import HarnessError, Verdict
 
 from . import tips
 from .authors import Call, Tool
-from .composer import CannotCompose, compose
+from .composer import CannotCompose
 from .feedback import on_check, on_measurement
 from .pages import page
-from .prompt import same_mathematics
+from .prompt import example_source, same_mathematics
 from .redact import redact
 
 QUICK_CONFIGS = 3  # configurations that measure_kernel tries
@@ -89,6 +89,7 @@ class Desk:
         log: journals an event of this conversation.
         attempts: calls of check_kernel allowed, read before each; None for no limit.
         gpu: whether measure_kernel is offered.
+        without: source hashes of kernels that are no examples.
     """
 
     def __init__(
@@ -102,9 +103,11 @@ class Desk:
         attempts: Callable[[], int | None] = lambda: None,
         gpu: bool = False,
         tips_log: Path = tips.LOG,
+        without: frozenset[str] = frozenset(),
     ):
         self.task, self.suite, self.pool, self.author = task, suite, pool, author
         self.log, self.progress, self.attempts, self.gpu, self.tips_log = log, progress, attempts, gpu, tips_log
+        self.without = without
         self.checked = 0
         self.last: Candidate | None = None
         self.passed: Candidate | None = None
@@ -166,7 +169,7 @@ class Desk:
         if task not in allowed:
             raise Refused(f"no example {task!r}; there is: {', '.join(allowed)}")
         try:
-            return compose(self.suite[task]), False
+            return example_source(self.suite[task], self.without), False
         except CannotCompose as e:
             raise Refused(f"no example for {task}: {e}") from None
 
