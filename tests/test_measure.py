@@ -234,3 +234,25 @@ def test_inputs_that_do_not_fit_are_no_fault_of_a_candidate(monkeypatch):
     ours, us = named("me", (40.0, 40.0))
     with pytest.raises(HarnessError, match="2048x2048x2048: .*out of memory"):
         measured(us, ours)
+
+
+def test_a_worker_whose_memory_was_written_over_is_replaced_before_the_next_command(monkeypatch):
+    """The answer that says so is the candidate's end; nobody else is measured in that process."""
+    spoilt, us = named("spoilt", (40.0, 40.0))
+    fine, more = named("fine", (42.0, 42.0))
+    order = []
+
+    class Written(MadeUpTimes):
+        def numerics(self, fields):
+            bad = "spoilt" in fields["manifest"]
+            order.append("spoilt" if bad else "fine")
+            return {"passed": not bad, "reason": "h: written outside the tensor", "findings": [], "lost": bad}
+
+        def close(self):
+            order.append("closed")
+            super().close()
+
+    worker = Written({"gemm": (28.0, 28.0), **us, **more})
+    found = {m.author: m for m in Session(worker, bundle(*spoilt, *fine)).measure_task(TASK.name, (), [SHAPE])}
+    assert not found["spoilt"].passed and found["fine"].passed
+    assert order[:3] == ["spoilt", "closed", "fine"]

@@ -94,11 +94,11 @@ def telemetry() -> dict:
 
 
 def _graph(calls: list[Callable[[], None]]) -> torch.cuda.CUDAGraph:
-    """Capture ``calls`` after running each once outside the capture."""
+    """Capture ``calls``, some of them several times, after running each once outside the capture."""
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
-        for call in calls:
+        for call in dict.fromkeys(calls):
             call()
     torch.cuda.current_stream().wait_stream(side)
     torch.cuda.synchronize()
