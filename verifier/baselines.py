@@ -110,6 +110,7 @@ def _fastest(bench: Bench, name: str, ways: dict[str, Prepare]) -> dict:
             continue
         except Exception as e:  # a library may fail in any way: what is captured already must survive it
             torch.cuda.synchronize()  # raises in turn where the context is lost
+            torch.cuda.set_stream(torch.cuda.default_stream())  # a failed capture leaves its own behind
             torch.cuda.empty_cache()
             wrong.append(f"{way}: {type(e).__name__}: {str(e)[:300]}")
             continue

@@ -2,13 +2,13 @@
 
 An adapter is a module of this package with
 
-* ``PACKAGE``: the distribution that has to be installed;
+* ``PACKAGE`` and ``INSTALL``: the distribution that has to be installed, and how;
 * ``operations()``: imports the library and returns what the ways below call;
 * ``WAYS``: task -> way -> ``prepare(operations, a, b, operands)`` (see ``verifier.baselines.Prepared``);
 * ``LEFT_OUT``: task -> why the library has no counterpart of it.
 
 A library whose pins disagree with ours can be installed into a folder of its own
-(``pip install --target DIR``) that ``CODA_BASELINES_PATH`` names; only the GPU worker sees it.
+(``pip install --no-deps --target DIR``) that ``CODA_BASELINES_PATH`` names; only the GPU worker sees it.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def load(name: str, task: Task, act: torch.dtype) -> tuple[dict[str, Prepare], s
         raise Unavailable(f"no baseline {name!r}; there are: {known}")
     adapter, version = _adapter(name), installed(name)
     if version is None:
-        raise Unavailable(f"not installed: pip install {adapter.PACKAGE}")
+        raise Unavailable(f"not installed: {adapter.INSTALL}")
     if task.name not in adapter.WAYS:
         raise Unavailable(adapter.LEFT_OUT.get(task.name, f"{adapter.PACKAGE} has no counterpart of {task.name}"))
     for folder in reversed(_folders()):
@@ -70,8 +70,8 @@ def available() -> dict[str, str]:
     """Every baseline that can be asked for: its package and version, or how to install it."""
     states = {n: f"torch {torch.__version__}" for n in ("gemm", *PYTORCH)}
     for name in ADAPTERS:
-        package, version = _adapter(name).PACKAGE, installed(name)
-        states[name] = f"{package} {version}" if version else f"not installed: pip install {package}"
+        adapter, version = _adapter(name), installed(name)
+        states[name] = f"{adapter.PACKAGE} {version}" if version else f"not installed: {adapter.INSTALL}"
     return states
 
 

@@ -1,8 +1,7 @@
 """coda-kernels 0.2 (the authors of CODA): its GEMMs with fused epilogues, autotuned by themselves.
 
 The release has no epilogue with a row scale, a residual or a backward; the ten kernels of the
-paper's 0.1 are not in it. It pins quack-kernels 0.6.1: install both into a folder that
-``CODA_BASELINES_PATH`` names.
+paper's 0.1 are not in it. It pins another quack than ours: both go into a folder of their own.
 """
 
 from __future__ import annotations
@@ -16,8 +15,11 @@ from verifier.baselines import Prepared
 
 from . import version_of
 
-PACKAGE = "coda-kernels"
 _QUACK = "0.6.1"
+PACKAGE = "coda-kernels"
+INSTALL = (
+    f"pip install --no-deps --target DIR coda-kernels==0.2 quack-kernels=={_QUACK} ipdb, with CODA_BASELINES_PATH=DIR"
+)
 _TABLE = "its GEMM with RoPE computes angles from positions (the _lean task is timed)"
 _NO_SCALE = "coda-kernels 0.2 has no epilogue that scales rows"
 _NONE = "coda-kernels 0.2 has no such epilogue"

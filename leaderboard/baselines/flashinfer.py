@@ -15,7 +15,7 @@ from verifier.baselines import Prepared
 
 from .layouts import EPS, HEAD, cos_sin, heads, ones_for
 
-PACKAGE = "flashinfer-python"
+PACKAGE, INSTALL = "flashinfer-python", "pip install flashinfer-python"
 _TABLE = "one angle per column and row; FlashInfer's rotary table is shared by all heads (the _lean task is timed)"
 _FORWARD = "FlashInfer is for inference: it has no backward of this"
 _LOSS = "FlashInfer has no cross-entropy"

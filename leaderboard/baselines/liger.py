@@ -16,7 +16,7 @@ from verifier.baselines import Prepared
 
 from .layouts import EPS, HEAD, cos_sin, head_halves, head_pairs, heads, ones_for
 
-PACKAGE = "liger-kernel"
+PACKAGE, INSTALL = "liger-kernel", "pip install liger-kernel"
 _TABLE = "one angle per column and row; Liger's rotary table is shared by all heads (the _lean task is timed)"
 LEFT_OUT = {
     "gemm_rope": _TABLE,
