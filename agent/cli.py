@@ -176,20 +176,27 @@ def show(
     passport = lib.find(kernel)
     source = lib.source(passport)
     if as_json:
-        return emit({**passport.model_dump(), "source": source, "path": str(lib.path(passport))})
-    out.print(f"[bold]{passport.task}/{passport.kernel}[/]  by {passport.author}, {passport.status_text}", highlight=False)
+        return emit({**passport.model_dump(), "state": passport.state, "source": source, "path": str(lib.path(passport))})
+    out.print(
+        f"[bold]{passport.task}/{passport.kernel}[/]  by {passport.author}, {passport.status_text}, {passport.state}", highlight=False
+    )
     out.print(Syntax(source, "python", theme="ansi_dark", word_wrap=True))
     for verdict in (*passport.check, *passport.measure):
         mark = "[green]pass[/]" if verdict["passed"] else "[red]FAIL[/]"
         out.print(f"{mark} {verdict['stage']}: {verdict['reason']}", highlight=False, soft_wrap=True)
     if passport.timings:
         out.print(timing_table(passport))
+    for d in passport.history:
+        out.print(f"{d.at} {d.verb} by {d.reviewer}: {d.reason}", markup=False, highlight=False, soft_wrap=True)
     return None
 
 
 def timing_table(passport: Passport) -> Table:
-    """Timings of one kernel, a row per device and shape."""
-    table = Table("device", "M x N x K", "config", "µs", "finish", "tax", "of floor", "vs torch.compile", "vs expert")
+    """Timings of one kernel, a row per device and shape; ratios to everything it was timed against."""
+    from leaderboard.board import ordered
+
+    against = ordered({name for row in passport.timings for name in row["ratios"]})
+    table = Table("device", "M x N x K", "config", "µs", "finish", "tax", "of floor", *(f"vs {name}" for name in against))
     for row in passport.timings:
         ratios = row["ratios"]
 
@@ -200,7 +207,7 @@ def timing_table(passport: Passport) -> Table:
         table.add_row(
             row["device"], "x".join(map(str, row["shape"])), row["config"], f"{row['total_us']:.1f}",
             f"{row['finish_us']:.1f}", f"{row['tax_us']:+.1f}", f"{row['share_of_floor']:.0%}",
-            cell("torch.compile"), cell("expert"),
+            *map(cell, against),
         )  # fmt: skip
     return table
 
@@ -325,7 +332,10 @@ def measure(
     what: Annotated[list[str] | None, typer.Argument(help="A bundle directory, or tasks of the library.")] = None,
     every: Annotated[bool, typer.Option("--all", help="Every task.")] = False,
     only: Annotated[list[str] | None, typer.Option("--task", help="Only these tasks of the bundle.")] = None,
-    baseline: Annotated[list[str] | None, typer.Option(help="torch.compile, torch.compile:max-autotune.")] = None,
+    baseline: Annotated[
+        list[str] | None, typer.Option(help="torch.compile (default), torch.compile:max-autotune, eager, liger, flashinfer, coda; all.")
+    ] = None,
+    shape: Annotated[list[str] | None, typer.Option(help="MxNxK instead of the task's sizes; may be given again.")] = None,
     tasks_file: TasksOption = None,
     library: LibraryOption = None,
     as_json: JsonOption = False,
@@ -336,11 +346,11 @@ def measure(
     from verifier.gpu import require_gpu
 
     lib, what = _library(library), what or []
-    baselines = tuple(baseline) if baseline else ("torch.compile",)
+    baselines, shapes = _baselines(baseline), [_shape(s) for s in shape or []] or None
     with Progress(as_json) as progress:
         say = lambda text: progress("measure", text)  # noqa: E731
         if len(what) == 1 and (Path(what[0]) / "bundle.json").exists():
-            facts, measured = measure_bundle(Path(what[0]), lib, baselines, say, only)
+            facts, measured = measure_bundle(Path(what[0]), lib, baselines, say, only, shapes)
         elif len(what) == 1 and Path(what[0]).is_dir():
             raise HarnessError(f"{what[0]} holds no bundle.json; make a bundle with: coda-agent bundle TASK --out {what[0]}")
         else:
@@ -352,25 +362,38 @@ def measure(
             with tempfile.TemporaryDirectory(prefix="coda-agent-bundle-") as tmp:
                 with _pool() as pool:
                     build(kernels, Path(tmp), pool, suite=tasks_file and suite.path, progress=lambda d, t: say(f"{d} of {t} compiled"))
-                facts, measured = measure_bundle(Path(tmp), lib, baselines, say)
+                facts, measured = measure_bundle(Path(tmp), lib, baselines, say, None, shapes)
     if as_json:
         emit({**facts, "kernels": [m.as_dict() for m in measured]})
     else:
         for m in measured:
             mark = "[green]pass[/]" if m.passed else "[red]FAIL[/]"
             out.print(f"{mark} {m.task} {m.author}: {m.verdicts[-1].reason}", highlight=False, soft_wrap=True)
-        out.print(results_table(lib, facts["device"]["device"]))
+        if any(m.rows for m in measured):
+            from leaderboard.board import Filter, load_board
+            from leaderboard.terminal import show as show_board
+
+            board = load_board(lib.root)
+            show_board(out, board, board.lines(Filter(sessions=(facts["session"],))))
     raise typer.Exit(PASS if measured and all(m.passed for m in measured) else FAIL)
 
 
-def results_table(lib: Library, device: str) -> Table:
-    """All timings of one device: the table of the README, for a terminal."""
-    from leaderboard.results import COLUMNS, rows
+def _baselines(names: list[str] | None) -> tuple[str, ...]:
+    from leaderboard.baselines import available
 
-    table = Table(*COLUMNS, title=device)
-    for row in rows(lib, device):
-        table.add_row(*row)
-    return table
+    known = {n: state for n, state in available().items() if n != "gemm"}  # which is always timed
+    for name in names or []:
+        if name not in (*known, "all"):
+            raise HarnessError(f"no baseline {name!r}; there is: {', '.join(known)}, all")
+    return tuple(known) if "all" in (names or []) else tuple(names or ("torch.compile",))
+
+
+def _shape(text: str) -> tuple[int, int, int]:
+    parts = text.lower().split("x")
+    if len(parts) != 3 or not all(p.isdecimal() and int(p) for p in parts):
+        raise HarnessError(f"{text!r} is not a size; write MxNxK, such as 4096x14336x4096")
+    m, n, k = map(int, parts)
+    return m, n, k
 
 
 # --- generating --------------------------------------------------------------------------
@@ -457,4 +480,6 @@ if __name__ == "__main__":  # run the importable copy: the other modules add the
     run()
 else:
     import agent.cli_authors
+    import agent.cli_board
+    import agent.cli_review
     import agent.cli_verify  # noqa: F401

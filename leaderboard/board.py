@@ -23,7 +23,7 @@ from .records import Interval, Record, ResultsError, load, results_file, shown
 KERNELS = ("composer", "LLM", "human")  # columns of authors; every other column is a baseline
 COLUMNS = (
     *KERNELS, "expert", "gemm", "torch.compile", "torch.compile:max-autotune", "eager",
-    "liger", "flashinfer", "coda-kernels",
+    "liger", "flashinfer", "coda",
 )  # fmt: skip
 Shape = tuple[int, int, int]
 

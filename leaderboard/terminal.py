@@ -19,7 +19,7 @@ KEY_WIDTH = 18  # of the task's name, folded at underscores
 WIDE = 120  # from here on task and size stand side by side
 HEADERS = {
     "composer": "com-\nposer", "torch.compile": "torch.\ncompile", "torch.compile:max-autotune": "max-\nautotune",
-    "flashinfer": "flash-\ninfer", "coda-kernels": "coda-\nkernels",
+    "flashinfer": "flash-\ninfer", "coda": "coda-\nkernels",
 }  # fmt: skip
 LEGEND = (
     "µs: the fastest shown kernel, partial reductions folded; finish: that fold alone; tax: kernel minus the bare "

@@ -322,7 +322,7 @@ def test_references_tolerances_and_the_home_are_not_readable(pool):
         home.write(b"secret"), home.flush()
         paths = [
             ROOT / "tasks.yaml", ROOT / "reference_kernels" / "references.py", ROOT / "reference_kernels" / "tasks.py",
-            ROOT / "generated" / "library.py", ROOT / "agent" / "cli.py", ROOT / "leaderboard" / "results.py",
+            ROOT / "generated" / "library.py", ROOT / "agent" / "cli.py", ROOT / "leaderboard" / "records.py",
             ROOT / "tests" / "test_pool.py", ROOT / "verifier" / "numerics.py", ROOT / "pyproject.toml",
             ROOT / ".git" / "HEAD", Path(home.name), Path(tmp.name), "/etc/passwd", "/etc/shadow",
         ]  # fmt: skip
