@@ -5,14 +5,20 @@ from __future__ import annotations
 import ctypes
 import json
 import os
+import subprocess
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import nullcontext
 
 import pytest
 from made_up_results import READING, library_of, made_up, passport_of, source_of
 from pydantic import ValidationError
+from test_measure import MadeUpTimes, bundle, named
 
+from agent import generate
+from generated.library import Library
 from generated.passport import Decision
 from leaderboard.records import Record, ResultsError, append, load, record, results_file, shown
+from verifier.bundle import commit
 
 # --- writing and reading --------------------------------------------------------------------------------
 
@@ -218,3 +224,54 @@ def test_a_second_line_about_the_same_is_not_shown(tmp_path):
     lib = library_of(tmp_path, [made_up()])
     good, bad = shown([made_up(250.0), made_up(240.0), made_up(250.0, session="s2")], lib)
     assert [r.kernel_us for r in good] == [250.0, 250.0] and "earlier line" in bad[0][1]
+
+
+# --- measuring writes them ------------------------------------------------------------------------------
+
+
+def test_measuring_writes_a_record_per_kernel_and_size(tmp_path, monkeypatch):
+    ours, us = named("me", (40.0, 40.0))
+    made = bundle(*ours)
+    made.content.update(isolation="none", commit="c" * 40)
+    worker = MadeUpTimes({"gemm": (28.0, 28.0), "eager": (90.0, 90.0), **us})
+    monkeypatch.setattr(generate, "read_bundle", lambda directory: made)
+    monkeypatch.setattr(generate, "GpuWorker", lambda: nullcontext(worker))
+    monkeypatch.setattr(generate.Session, "resolution", lambda self, name: {})
+    lib = Library(tmp_path)
+    sizes = [(2048, 2048, 2048), (512, 512, 512)]
+    facts, measured = generate.measure_bundle(tmp_path, lib, ("eager",), lambda text: None, None, sizes)
+    found = load(results_file(lib.root))
+    assert [r.shape for r in found] == sizes
+    first = found[0]
+    assert first.session == facts["session"] and first.commit == "c" * 40 and first.author == "me"
+    assert first.command == "coda-agent measure BUNDLE --shape 2048x2048x2048 --shape 512x512x512 --baseline eager"
+    assert set(first.samples_us) == {"kernel", "total", "gemm", "eager"} and first.rounds == 40
+    [passport] = lib.passports()
+    assert passport.timings and all("samples_us" not in row for row in passport.timings)
+    assert "samples_us" in measured[0].rows[0]
+
+
+def git(root, *args: str) -> str:
+    identity = ["-c", "user.name=n", "-c", "user.email=e@example.org"]
+    return subprocess.run(
+        ["git", *identity, *args], cwd=root, check=True, capture_output=True, text=True
+    ).stdout.strip()
+
+
+def test_the_commit_of_the_harness(tmp_path):
+    assert commit(tmp_path) is None
+    (tmp_path / "verifier").mkdir()
+    (tmp_path / "generated" / "gemm_rope").mkdir(parents=True)
+    code = tmp_path / "verifier" / "bundle.py"
+    code.write_text("# code\n")
+    git(tmp_path, "init", "-q")
+    assert commit(tmp_path) is None  # somebody else's checkout around an installed copy
+    git(tmp_path, "add", ".")
+    git(tmp_path, "commit", "-qm", "first")
+    head = git(tmp_path, "rev-parse", "HEAD")
+    assert commit(tmp_path) == head
+    (tmp_path / "generated" / "gemm_rope" / "kernel.py").write_text("# a kernel is data; its hash is in the record\n")
+    (tmp_path / "notes.md").write_text("no code\n")
+    assert commit(tmp_path) == head
+    code.write_text("# other code\n")
+    assert commit(tmp_path) == head + "+dirty"
