@@ -37,7 +37,7 @@ def source(module="", body="", value="acc * rstd"):
     return KERNEL.format(module=module, body=lines, value=value)
 
 
-LIVE = "[t for t in gc.get_objects() if isinstance(t, torch.Tensor) and t.is_floating_point()]"
+LIVE = "[t for t in gc.get_objects() if type(t) is torch.Tensor and t.is_floating_point()]"
 CHEATS = {
     # gpu-mode/pygpubench #7: expected tensors found through the garbage collector
     "fills what it finds with NaN": source(
