@@ -50,7 +50,7 @@ def leaderboard(
     if html:
         from leaderboard.html import write
 
-        page = write(board, html)
+        page = write(board, html, library=library)
         return emit({"page": str(page)}) if as_json else out.print(f"{page}", highlight=False, soft_wrap=True)
     if compare:
         found = board.compare(*compare, chosen)
