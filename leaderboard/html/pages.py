@@ -14,7 +14,7 @@ from ..board import column_of
 from ..records import Record
 from ..steps import estimate
 from . import plots, wording
-from .report import Report, fastest, outcome, quantiles, receipts, relative_tax, throttles, versions
+from .report import Report, leader, outcome, quantiles, receipts, relative_tax, throttles, versions
 
 ASSETS = ("style.css", "report.js")
 _HERE = Path(__file__).resolve().parent
@@ -115,7 +115,7 @@ def _measured(report: Report, task: str, number: int, device: str, group: dict[t
     samples: dict[tuple, dict[str, tuple[str, list[float]]]] = {}
     points, taxes, elsewhere = [], {}, []
     for shape, records in group.items():
-        lead = fastest(records.values())
+        lead = leader(records)
         drawn = samples.setdefault(shape, {})
         for column, r in records.items():
             role = column.lower() if column.lower() in plots.LOOKS else "human"

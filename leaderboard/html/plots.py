@@ -259,7 +259,8 @@ def roofline(
     ax.grid(True)
     ax.set_xlabel("FLOP per byte that must move (log)")
     ax.set_ylabel("TFLOP/s (log)")
-    _place(fig, 52, top=16)
+    _legend(fig, {p[0] for p in points})
+    _place(fig, 52, top=34)
     best = max(points, key=lambda p: p[3])
     told = (
         f"Ceilings {peak / 1e12:.0f} TFLOP/s and {max(c[2] for c in ceilings) / 1e12:.2f} TB/s, ridge at {ridge:.0f} "
@@ -291,7 +292,8 @@ def tax(series: dict[str, list[tuple[str, float, float, float]]]) -> tuple[Figur
     ax.yaxis.grid(True)
     ax.yaxis.set_major_formatter(FuncFormatter(lambda v, _: f"{v:+.0%}".replace("-", "\N{MINUS SIGN}") if v else "0%"))
     ax.set_ylabel("tax, share of the bare GEMM's time")
-    _place(fig, 60, top=16)
+    _legend(fig, set(series))
+    _place(fig, 60, top=34)
     told = "; ".join(
         f"{LOOKS[r].label}: " + ", ".join(f"{size} {median:+.1%}" for size, median, _, _ in series[r]) for r in series
     )

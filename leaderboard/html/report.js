@@ -56,7 +56,7 @@ function activate(table) {
     return found;
   };
 
-  const filter = () => {
+  const filter = (note = "") => {
     if (!form) return;
     const wanted = [...new FormData(form)].filter(([, value]) => value);
     let shown = 0;
@@ -66,7 +66,7 @@ function activate(table) {
         : (row.dataset[name] || "").split("\n").includes(value));
       shown += !row.hidden;
     }
-    const text = `${shown} of ${initial.length} rows`;
+    const text = `${shown} of ${initial.length} rows${note}`;
     form.querySelector("output").textContent = text;
     say(text);
   };
@@ -83,7 +83,8 @@ function activate(table) {
     table.tBodies[0].append(...initial);
     const [key, direction] = (wanted.get("sort") || "").split(",");
     sort = key && sortBy(table, key, direction === "descending" ? direction : "ascending") ? wanted.get("sort") : "";
-    filter();
+    const lost = [...wanted].filter(([name, value]) => name !== "sort" && form?.elements[name]?.value !== value);
+    filter(lost.length ? `; the link asks for what is not here: ${lost.map((pair) => pair.join(" ")).join(", ")}` : "");
     if (form) table.closest("section").scrollIntoView();
   };
 

@@ -38,6 +38,11 @@ def fastest(records: Iterable[Record]) -> Record:
     return min(records, key=lambda r: (-r.baselines["gemm"].ratio.median, r.author, r.kernel))
 
 
+def leader(records: dict[str, Record]) -> Record:
+    """Of the columns' kernels at one place the fastest in the newest session; baselines are taken from its record."""
+    return fastest(newest(records.values()))
+
+
 @dataclass(frozen=True)
 class Standing:
     """One column of kernels against one other column, over all tasks and sizes of a device."""
@@ -194,7 +199,7 @@ class Report:
     def shares(self, records: dict[str, Record]) -> dict[str, float]:
         """Role -> share of the floor, the fold included; baselines as timed with the fastest of the kernels."""
         found = {c.lower(): r.floor_us / r.total_us for c, r in records.items() if c in KERNELS}
-        lead = fastest(records.values())
+        lead = leader(records)
         for name, b in lead.baselines.items():
             role = self.role(lead, name)
             found[role] = max(lead.floor_us / b.us, found.get(role, 0.0))
@@ -228,6 +233,13 @@ class Report:
         for r in sorted(self.board.records, key=lambda r: (r.measured, r.session)):
             found.setdefault(r.session, []).append(r)
         return {s: sorted(rs, key=lambda r: (r.task, r.shape, r.kernel)) for s, rs in found.items()}
+
+    def twin(self, record: Record) -> Record | None:
+        """The record whose samples these are: identical machine code is timed once."""
+        if not record.same_object_as:
+            return None
+        same = (r for r in self.sessions[record.session] if r.author == record.same_object_as)
+        return next((r for r in same if r.task == record.task and r.samples_us == record.samples_us), None)
 
     @property
     def left_out(self) -> list[tuple[str, str, list[str]]]:

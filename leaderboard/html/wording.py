@@ -74,7 +74,7 @@ def throttle(reading: str | None) -> str:
 def slug(text: str) -> str:
     """A name for files and anchors; texts that would change get a piece of their hash, so that no two share one."""
     plain = re.sub(r"[^A-Za-z0-9_.-]+", "-", text).strip("-.")
-    return plain if plain == text else f"{plain[:60]}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
+    return plain if plain == text != "" else f"{plain[:60] or 'x'}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
 
 
 def anchor(record: Record) -> str:
