@@ -558,6 +558,8 @@ def test_devices_stay_apart(watched, tmp_path):
     assert page.locator(".headline").count() == 2 and page.locator("svg.plot").count() == 2
     page.get_by_role("combobox", name="device", exact=True).select_option("NVIDIA H100 NVL")
     assert len(visible_rows(page)) == 1
+    page.locator("a.count").first.click()  # the only pair on this device
+    page.wait_for_function("document.querySelector('#live').textContent === '1 of 2 rows'")
     page = watched().open(tmp_path / "r/task/gemm_rmsnorm.html")
     page.get_by_role("heading", name="Timing on NVIDIA H200").wait_for()
 
