@@ -29,6 +29,8 @@ _REDUCES = (declare.ColVecReduce, declare.RowVecReduce)
 class _Given:
     """Stands for A or B where the product is already known, with whatever fault it has."""
 
+    device = torch.device("cpu")
+
     def __init__(self, shape: tuple[int, int], product: Tensor | None = None):
         self.shape, self.product = shape, product
 
