@@ -71,6 +71,8 @@ class _ZeroTail:
             for i in cutlass.range(ctx.tidx, tile_dim, ctx.num_epi_threads):
                 if Boolean(i >= limit):
                     smem_tensor[i] = param.element_type(0.0)
+            # the asynchronous copy that follows may write these elements, too
+            ctx.epilogue_barrier.arrive_and_wait()
 
     def begin(self, gemm, param, smem_tensor, ctx):
         self._zero_tail(param, smem_tensor, ctx)
