@@ -45,6 +45,7 @@ def operations() -> ModuleType:
         raise ImportError(f"it needs quack-kernels {_QUACK}, found {found}")
     # 76 configurations compile on the first call of an operation, in processes of quack's
     os.environ.setdefault("QUACK_COMPILE_WORKERS", str(os.cpu_count()))
+    os.environ.setdefault("CUTE_DSL_ARCH", "sm_90a")  # they see no GPU and would build for another one
     from coda.core.gemm import functional
 
     return functional
