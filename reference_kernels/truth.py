@@ -179,6 +179,13 @@ def truth_of(
     task: Task, reference: Callable[..., Tensors], a: Tensor, b: Tensor, operands: Tensors, act: torch.dtype
 ) -> Truth:
     """Evaluate the reference in fp64 and in the candidate's precision on the same inputs."""
+    # fp32 means fp32, whatever the calling process switched on: autocast multiplies in 16 bits (pytorch #188955)
+    torch.set_float32_matmul_precision("highest")
+    with torch.autocast(a.device.type, enabled=False):
+        return _truth_of(task, reference, a, b, operands, act)
+
+
+def _truth_of(task, reference, a, b, operands, act) -> Truth:
     exact_acc = a.double() @ b.double()
     exact = reference(exact_acc, **_upcast(operands, torch.float64))
     if a.is_cuda:

@@ -4,6 +4,7 @@ Every cheat is tried twice: as a kernel file, which the policy refuses, and as i
 had a hole, where its outputs must give it away.
 """
 
+import contextlib
 import math
 import time
 
@@ -13,6 +14,7 @@ import torch
 from primitives import ColVecLoad, TileStore, epilogue
 from primitives.interpret import interpret
 from reference_kernels.tasks import SuiteError, load_suite
+from reference_kernels.truth import make_inputs, reference_of, truth_of
 from verifier.interpretation import cases, dtype_names, judge_interpretation, judge_outputs, truths
 from verifier.policy import check_policy
 
@@ -121,19 +123,22 @@ def test_precision_is_part_of_the_task(tmp_path, dtype):
         load_suite(file)
 
 
-@pytest.fixture(params=["autocast", "medium"])
-def other_precision(request):
+@contextlib.contextmanager
+def lower_precision(switch):
     """Switches that make PyTorch multiply fp32 matrices in less than fp32."""
     before = torch.get_float32_matmul_precision()
     try:
-        if request.param == "autocast":
+        if switch == "autocast":
             with torch.autocast("cpu", dtype=BF16):
                 yield
         else:
-            torch.set_float32_matmul_precision(request.param)
+            torch.set_float32_matmul_precision(switch)
             yield
     finally:
         torch.set_float32_matmul_precision(before)
+
+
+switches = pytest.mark.parametrize("switch", ["autocast", "medium"])
 
 
 @epilogue(rstd=ColVecLoad(), y=TileStore())
@@ -141,16 +146,32 @@ def scaled(acc, rstd):
     return {"y": acc * rstd}
 
 
-def test_the_interpreter_is_fp32_whatever_is_switched_on(other_precision):
+@switches
+def test_the_interpreter_is_fp32_whatever_is_switched_on(switch):
     """pytorch #188955, CUDA-Agent #16: autocast and a lower matmul precision change results elsewhere, not here."""
     generator = torch.Generator().manual_seed(0)
     a, b = (torch.randn(96, 96, generator=generator) for _ in range(2))  # no bf16 holds these
     rstd = torch.rand(96, generator=generator)
-    got = interpret(scaled, a, b, {"rstd": rstd}, {"y": torch.float32})["y"]
+    with lower_precision(switch):
+        got = interpret(scaled, a, b, {"rstd": rstd}, {"y": torch.float32})["y"]
     assert got.dtype == torch.float32
     exact = (a.double() @ b.double()) * rstd.double()[:, None]
     size = (a.double().abs() @ b.double().abs()) * rstd.double()[:, None]
     assert ((got.double() - exact).abs() <= 96 * 2.0**-24 * size).all()  # 96 additions, each rounded once in fp32
+
+
+@switches
+@pytest.mark.parametrize("name", ["gemm_residual_rmsnorm", "gemm_swiglu"])
+def test_the_truth_is_the_same_whatever_is_switched_on(name, switch):
+    """pytorch #188955: autocast turned the judge's fp32 product into bf16; a wrong kernel then looked as good as it."""
+    task = SUITE[name]
+    inputs = make_inputs(task, (64, 64, 256), BF16, seed=0)
+    plain = truth_of(task, reference_of(task), *inputs, BF16)
+    with lower_precision(switch):
+        switched = truth_of(task, reference_of(task), *inputs, BF16)
+    for of in ("exact", "same", "low", "noise"):
+        before, after = getattr(plain, of), getattr(switched, of)
+        assert before.keys() == after.keys() and all(torch.equal(before[n], after[n]) for n in before), of
 
 
 # --- what a check must run to see it ----------------------------------------------------------------

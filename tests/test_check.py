@@ -241,7 +241,7 @@ def test_object_without_a_kernel_is_a_verdict(tmp_path):
 
 
 def test_dtypes_compile_to_different_kernels(accepted):
-    """cases.md 53: no cache returns the object of another variant."""
+    """Dao-AILab/quack #131: no cache returns the object of another variant."""
     hashes = {v.evidence["act"]: v.evidence["object_sha256"] for v in accepted[0].verdicts if v.stage == "compile"}
     assert set(hashes) == {"bf16", "fp16"} and len(set(hashes.values())) == 2
 

@@ -58,7 +58,7 @@ def test_correct_rounding_is_accepted_for_every_seed(dtype, scale):
 
 @pytest.mark.parametrize("dtype", [BF16, FP16], ids=str)
 def test_correct_rounding_at_sixteen_to_thirty_two(dtype):
-    """cases.md 50: half a bf16 ulp is 0.0625 here; no absolute tolerance may refuse that."""
+    """sgl-project/sglang #35795: half a bf16 ulp is 0.0625 here; no absolute tolerance may refuse that."""
     for seed in range(200):
         shape = [(64, 128), (1, 16), (16,), (1,)][seed % 4]
         truth = (16 + 16 * torch.rand(shape, generator=gen(seed), dtype=torch.float64)) * (-1.0) ** seed
@@ -118,7 +118,7 @@ def swiglu(scale, seed=0, m=256, n=512, k=1024):
 @pytest.mark.parametrize("scale", [1.0, 0.1, 0.02, 0.005])
 @pytest.mark.parametrize("how", ["zeros", "neighbours", "doubled"])
 def test_every_other_strip_of_sixteen_columns_is_refused_at_every_scale(scale, how):
-    """cases.md 2: sonic-moe's corrupt strips passed an absolute tolerance at scale 0.02."""
+    """Dao-AILab/sonic-moe #63: corrupt strips passed an absolute tolerance at scale 0.02."""
     truth, reference = swiglu(scale)
     assert judge("y", truth.to(BF16), truth, reference).passed
     got = truth.to(BF16).reshape(256, -1, 2, 16)
@@ -185,7 +185,7 @@ def test_one_odd_value_is_refused(dtype, value, at):
 
 
 def test_nan_of_the_truth_is_no_wildcard():
-    """cases.md 41: where the truth is NaN only NaN is right, and nowhere else."""
+    """gpu-mode/pygpubench #7: where the truth is NaN only NaN is right, and nowhere else."""
     truth = normal((8, 16), 0)
     truth[3] = math.nan
     reference = truth.float().to(BF16)
@@ -373,7 +373,7 @@ def honest(acc, residual, weight):
 
 @pytest.mark.parametrize("act", [BF16, FP16], ids=str)
 def test_an_honest_kernel_is_never_refused(act):
-    """cases.md 50 end to end: 0 of 200 seeds, outputs up to 30, tiny and ragged shapes."""
+    """sgl-project/sglang #35795 end to end: 0 of 200 seeds, outputs up to 30, tiny and ragged shapes."""
     task = load_suite()["gemm_residual_rmsnorm"]
     reference = reference_of(task)
     dtypes = task.torch_dtypes(act)

@@ -436,6 +436,6 @@ def test_close_while_a_job_runs_tells_its_waiter():
 
 
 def test_jobs_are_real_files(pool):
-    """cases.md 13: the DSL re-reads sources from disk."""
+    """NVIDIA/cutlass #2636: the DSL re-reads sources from disk."""
     answer = pool.submit("declare", GOOD).result(timeout=PATIENCE)
     assert (answer.directory / "candidate.py").read_text() == GOOD
