@@ -147,13 +147,14 @@ class _Rechecks:
 
         from .review.recheck import recheck
 
+        def worker() -> Any:
+            self.pool = self.pool or self.stack.enter_context(Pool())
+            return self.pool
+
         name = self.desk.name(passport)
-        self.progress(name, "starting the compile worker")
-        self.pool = self.pool or self.stack.enter_context(Pool())
+        say = lambda stage: self.progress(name, f"doing the evidence again: {stage}")  # noqa: E731
         try:
-            return recheck(
-                passport, self.desk.library, self.desk.suite, self.pool, lambda s: self.progress(name, f"again: {s}")
-            )
+            return recheck(passport, self.desk.library, self.desk.suite, worker, say)
         finally:
             self.progress.done(name)
 

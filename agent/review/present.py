@@ -142,7 +142,7 @@ def origin(card: Card) -> Text:
     attempts = f"{o['attempts']} attempt{'s' if o['attempts'] != 1 else ''}" if o["attempts"] else "attempts unknown"
     parts = [attempts, cost if spent else "cost unknown" if o["model"] else "no model, no cost"]
     parts += [f"run {o['run']}"] if o["run"] else []
-    parts.append(f"{len(o['tips'])} tips: {' '.join(t['id'] for t in o['tips'])}" if o["tips"] else "no tips")
+    parts.append(f"tips {' '.join(t['id'] for t in o['tips'])}" if o["tips"] else "no tips")
     return Text.assemble("by ", (o["author"], "bold"), "  ", "  ".join(parts))
 
 

@@ -85,10 +85,13 @@ def recheck(
     passport: Passport,
     library: Library,
     suite: Suite,
-    pool: Pool,
+    worker: Callable[[], Pool],
     progress: Callable[[str], None] = lambda stage: None,
 ) -> Recheck:
     """Do the GPU-free part of the evidence again, with fresh inputs; the first thing that fails ends it.
+
+    Args:
+        worker: gives the compile worker when it is first needed.
 
     Raises:
         HarnessError: the compile worker is lost.
@@ -113,7 +116,8 @@ def recheck(
         found("task", False, f"{suite.path} has no task {passport.task}; give its suite with --tasks FILE")
         return done
     torch.set_num_threads(1)  # the tensors are small; a second OpenMP thread only waits, and stalls under load
-    then = recorded(passport)
+    progress("starting the compile worker")
+    pool, then = worker(), recorded(passport)
     config = next((c for c in CONFIGS if then and config_key(c) == then.config), None)
     compiling = submit_compile(pool, source, task, then.act, config) if config else None
     progress("policy")

@@ -121,19 +121,20 @@ class ReviewScreen(App[None]):
     #help { width: auto; height: auto; padding: 0 2; border: round $accent; background: $surface; }
     Help { align: center middle; }
     """
+    # priority: carried out before the next key is looked at, so that what follows "a" is the reason, however fast
     BINDINGS: ClassVar = [
-        Binding("a", "ask('accept')", "Accept"),
-        Binding("r", "ask('reject')", "Reject"),
-        Binding("c", "ask('request changes')", "Changes"),
-        Binding("u", "undo", "Undo"),
-        Binding("d", "diff", "Diff"),
-        Binding("b", "blind", "Blind"),
-        Binding("n", "move(1)", "Next"),
-        Binding("p", "move(-1)", "Prev"),
-        Binding("question_mark", "help", "Help", key_display="?"),
-        Binding("q", "leave", "Quit"),
-        Binding("l", "queue", "Queue", show=False),
-        Binding("e", "again", "Evidence", show=False),
+        Binding("a", "ask('accept')", "Accept", priority=True),
+        Binding("r", "ask('reject')", "Reject", priority=True),
+        Binding("c", "ask('request changes')", "Changes", priority=True),
+        Binding("u", "undo", "Undo", priority=True),
+        Binding("d", "diff", "Diff", priority=True),
+        Binding("b", "blind", "Blind", priority=True),
+        Binding("n", "move(1)", "Next", priority=True),
+        Binding("p", "move(-1)", "Prev", priority=True),
+        Binding("question_mark", "help", "Help", key_display="?", priority=True),
+        Binding("q", "leave", "Quit", priority=True),
+        Binding("l", "queue", "Queue", show=False, priority=True),
+        Binding("e", "again", "Evidence", show=False, priority=True),
         Binding("escape", "cancel", "Back", show=False),
         Binding("ctrl+c", "leave_now", "Quit", show=False, priority=True),
     ]
@@ -186,6 +187,11 @@ class ReviewScreen(App[None]):
     def on_resize(self) -> None:
         self.query_one("#queue").display = self.size.width >= NARROW
         self.call_after_refresh(self._show)
+
+    def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
+        """Keys are text while a reason is asked for, and close the help while it is shown."""
+        busy = self.asked is not None or len(self.screen_stack) > 1
+        return action in ("cancel", "leave_now") or not busy or not hasattr(ReviewScreen, f"action_{action}")
 
     # --- what is shown ---
 
@@ -341,7 +347,7 @@ class ReviewScreen(App[None]):
         box.value, box.border_title = "", f"{verb}: {'the note to the author' if verb == 'request changes' else 'why?'}"
         box.border_subtitle = "Enter decides, Esc goes back"
         box.display = True
-        box.focus()
+        self.screen.set_focus(box)  # at once: the next key is already part of the reason
         return None
 
     def action_cancel(self) -> None:
@@ -354,8 +360,8 @@ class ReviewScreen(App[None]):
 
     def _close_box(self) -> None:
         self.asked = None
+        self.screen.set_focus(self.query_one("#diff"))
         self.query_one("#reason").display = False
-        self.query_one("#diff").focus()
 
     @on(Input.Submitted, "#reason")
     def _reason_given(self, event: Input.Submitted) -> None:
@@ -376,7 +382,7 @@ class ReviewScreen(App[None]):
             self._write(wanted, result)
         else:
             self.results.pop(subject(passport), None)
-            self.waiting[self._key(passport)] = wanted
+            self.waiting[self._key(passport)], self.warned = wanted, False
             self.work.set()
             self._say(f"{self.review.name(passport)} is accepted as soon as its evidence reproduces; go on meanwhile")
             self._next()
@@ -398,7 +404,11 @@ class ReviewScreen(App[None]):
         self._say(self.review.said(done), "green")
         here = self.current is not None and self._key(self.current) == key
         self._refresh(key)
-        self._next() if here else self._show()
+        if here:
+            return self._next()
+        self._read()  # the kernel on the screen may have a new incumbent
+        self._show()
+        return None
 
     def _refresh(self, key: Key) -> None:
         """Read one kernel of the queue again."""
@@ -466,6 +476,10 @@ class ReviewScreen(App[None]):
                 return p
         return None
 
+    def _worker(self) -> Pool:
+        self.pool = self.pool or Pool()
+        return self.pool
+
     def _recheck_all(self) -> None:
         while not self.stopping.is_set():
             self.work.clear()
@@ -475,16 +489,8 @@ class ReviewScreen(App[None]):
                 continue
             about = subject(p)
             try:
-                if self.pool is None:
-                    self.post_message(Stage(about, "starting the compile worker"))
-                    self.pool = Pool()
-                result = recheck(
-                    p,
-                    self.review.library,
-                    self.review.suite,
-                    self.pool,
-                    lambda s, a=about: self.post_message(Stage(a, s)),
-                )
+                say = lambda stage, about=about: self.post_message(Stage(about, stage))
+                result = recheck(p, self.review.library, self.review.suite, self._worker, say)
             except (HarnessError, SuiteError, OSError) as e:
                 result = str(e)
             if self.stopping.is_set():

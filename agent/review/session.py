@@ -6,11 +6,11 @@ import getpass
 import subprocess
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from agent import tips
 from generated.library import Conflict, Library, LibraryError
-from generated.passport import Decision, Passport, Verb
+from generated.passport import Decision, Passport, State, Verb
 from reference_kernels.tasks import Suite
 from verifier.verdict import HarnessError
 
@@ -128,8 +128,10 @@ class Review:
         """Kernels in a state (or "all"), and what is wrong with unreadable passports.
 
         Raises:
-            LibraryError: a task has no kernel in the library.
+            LibraryError: there is no such state, or a task has no kernel in the library.
         """
+        if state not in (states := (*get_args(State), "all")):
+            raise LibraryError(f"no state {state!r}; there is: {', '.join(states)}")
         passports, problems = self.library.scan()
         here = {p.parent.name for p in self.library.root.glob("*/*.json")}
         if unknown := set(tasks or ()) - here:
