@@ -132,6 +132,7 @@ def tasks(
         out.print(table)
         for line in task.ops:
             out.print(f"  {line}", highlight=False, markup=False)
+        out.print(task.special_values, highlight=False, markup=False)
         out.print("timed: " + ", ".join("x".join(map(str, s)) for s in task.timed), highlight=False)
         return None
     if as_json:
