@@ -63,7 +63,7 @@ class _ZeroTail:
     """
 
     @cute.jit
-    def _zero_tail(self, param, smem_tensor, ctx):
+    def _zero_tail(self, param, smem_tensor, ctx, barrier):
         tile_dim = const_expr(self._tile_dim(ctx))
         start = ctx.tile_coord_mnkl[self._coord_idx()] * tile_dim
         limit = cute.size(self._get_gmem_vec(param, ctx), mode=[0]) - start
@@ -72,10 +72,10 @@ class _ZeroTail:
                 if Boolean(i >= limit):
                     smem_tensor[i] = param.element_type(0.0)
             # the asynchronous copy that follows may write these elements, too
-            ctx.epilogue_barrier.arrive_and_wait()
+            barrier.arrive_and_wait()
 
     def begin(self, gemm, param, smem_tensor, ctx):
-        self._zero_tail(param, smem_tensor, ctx)
+        self._zero_tail(param, smem_tensor, ctx, ctx.epilogue_barrier)
         return super().begin(gemm, param, smem_tensor, ctx)
 
 
