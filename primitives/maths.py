@@ -146,7 +146,8 @@ def silu_approx(x):
 @_lanewise
 def gelu(x):
     """Exact GELU: x * (1 + erf(x / sqrt 2)) / 2."""
-    return torch.nn.functional.gelu(x)
+    # as the device computes it; PyTorch's own, vectorised in fp32, turns +inf into NaN
+    return 0.5 * (x * torch.erf(x * INV_SQRT_2) + x)
 
 
 @_lanewise

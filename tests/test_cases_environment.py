@@ -158,7 +158,7 @@ def test_text_from_standard_input_is_compiled_from_a_file(call):
     """cutlass #2636: the DSL re-reads function source from disk, so text through stdin is written to a file first."""
     code, report = call("check", "-", "--tasks", FIXTURES / "suite.yaml", "--seed", 3, stdin=GOOD)
     assert code == 0 and report["task"] == "first_scale"
-    assert [v["stage"] for v in report["verdicts"]] == ["policy", "interpret", "compile", "resources"]
+    assert [v["stage"] for v in report["verdicts"]] == ["policy", "interpret", "interpret", "compile", "resources"]
 
 
 # --- installs ----------------------------------------------------------------------------------------

@@ -20,9 +20,10 @@ import primitives
 from agent.composer import compose
 from primitives import ColVecLoad, ColVecSelect, OnlineLSEReduce, Pair, Program, TileLoad, TileStore, epilogue
 from primitives.interpret import interpret
-from reference_kernels.tasks import Task, load_suite
+from reference_kernels.tasks import DTYPES, Task, load_suite
 from reference_kernels.truth import frequency_row, make_inputs, reference_of, truth_of
-from verifier.interpretation import cases, judge_outputs, truths
+from verifier.check import check
+from verifier.interpretation import cases, judge_outputs, precisions, truths
 from verifier.mutation import load_program
 from verifier.numerics import judge, judge_output
 
@@ -444,6 +445,57 @@ def test_the_other_gelu_is_refused_in_fp32_and_fp16():
                 if judged(tasks[asked], reference, a, b, {}, interpret(k, a, b, {}, {"y": act}), act)["y"].passed
             }  # fmt: skip
             assert accepted == {asked}, (asked, act)
+
+
+@pytest.mark.parametrize("written, asked", [("gelu_tanh", "gelu"), ("gelu", "gelu_tanh")])
+def test_the_other_gelu_is_refused_for_a_task_in_bf16_alone(pool, tmp_path, written, asked):
+    """linkedin/Liger-Kernel #959: one rounding to bf16 hides 4.7e-4, so every program is also judged in fp32."""
+    (tmp_path / "reference.py").write_text(
+        "import torch.nn.functional as F\n"
+        "gelu = lambda acc: {'y': F.gelu(acc)}\n"
+        "gelu_tanh = lambda acc: {'y': F.gelu(acc, approximate='tanh')}\n"
+    )
+    task = Task(
+        name="my_gelu", summary="s", math="m", ops=[f"y = {asked}(acc)"], outputs={"y": {"kind": "TileStore"}},
+        dtypes=("bf16",), timed=((256, 256, 64),), ragged=((200, 272, 136), (129, 400, 72)),
+        reference=f"reference.py:{asked}",
+    )  # fmt: skip
+    other = compose(task.model_copy(update={"ops": (task.ops[0].model_copy(update={"op": written}),)}))
+    for source, passes in ((compose(task), True), (other, False)):
+        interpreted = []
+        for act in precisions(task):
+            inputs, dtypes = cases(task, act, 0), task.torch_dtypes(DTYPES[act])
+            got = [interpret(load_program(source), c["a"], c["b"], {}, dtypes, c["tile"]) for c in inputs]
+            of = truths(task, act, inputs, tmp_path / "suite.yaml")
+            interpreted.append(judge_outputs(task, act, inputs, got, of, 0, time.perf_counter()).passed)
+        assert all(interpreted) is passes and interpreted[-1] is passes
+    report = check(other, task, pool, suite_path=tmp_path / "suite.yaml", seed=0)
+    assert report.failure.stage == "interpret" and "fp32 tile [128, 128]" in report.failure.reason, report.failure
+
+
+SPELLINGS = {
+    "silu": (F.silu, ["acc * rcp(1.0 + exp2(acc * -1.4426950408889634))", "0.5 * acc + 0.5 * acc * tanh(0.5 * acc)"]),
+    "gelu": (F.gelu, ["0.5 * acc * (1.0 + erf(acc * 0.7071067811865476))", "acc - acc * (0.5 - 0.5 * erf(acc * 0.70710678))"]),
+    "softplus": (F.softplus, ["log(exp(acc) + 1.0)", "maximum(acc, 0.0) + log(exp(-fabs(acc)) + 1.0)"]),
+    "tanh": (torch.tanh, ["1.0 - 2.0 * rcp(exp(2.0 * acc) + 1.0)", "2.0 * sigmoid(2.0 * acc) - 1.0"]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SPELLINGS)
+def test_other_spellings_of_an_activation_pass_in_fp32(name):
+    """linkedin/Liger-Kernel #959, the other side: what differs by fp32 roundings alone is the same function."""
+    activation, spellings = SPELLINGS[name]
+    task = user_task("spelled", [f"y = {name}(acc)"], {"y": {"kind": "TileStore"}})
+    for spelling in spellings:
+        program = load_program(
+            "from primitives import TileStore, epilogue, erf, exp, exp2, fabs, log, maximum, rcp, sigmoid, tanh\n"
+            f"@epilogue(y=TileStore())\ndef spelled(acc):\n    return {{'y': {spelling}}}\n"
+        )
+        for seed in range(5):
+            for case in cases(task, "fp32", seed):
+                got = interpret(program, case["a"], case["b"], {}, {"y": FP32}, case["tile"])
+                found = judged(task, lambda acc: {"y": activation(acc)}, case["a"], case["b"], {}, got, FP32)["y"]
+                assert found.passed, (spelling, found.reason)
 
 
 def test_relu_keeps_nan_and_infinity():

@@ -196,7 +196,8 @@ def test_composed_kernel_passes_every_stage_in_order(accepted):
     assert report.passed and report.failure is None, report.failure
     assert seen == ["policy", "interpret", "compile", "resources"]
     assert [(v.stage, v.evidence.get("act")) for v in report.verdicts] == [
-        ("policy", None), ("interpret", "bf16"), ("interpret", "fp16"), ("compile", "bf16"), ("compile", "fp16"), ("resources", None),
+        ("policy", None), ("interpret", "bf16"), ("interpret", "fp16"), ("interpret", "fp32"),
+        ("compile", "bf16"), ("compile", "fp16"), ("resources", None),
     ]  # fmt: skip
     assert report.isolation == sandbox.level()[0] and report.seconds > 0
     assert report.program["name"] == "gemm_residual_rmsnorm"

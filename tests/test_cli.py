@@ -201,7 +201,7 @@ def test_check_of_a_good_kernel_of_a_users_suite(tmp_path):
     assert done.code == PASS, done
     report = done.json
     assert report["passed"] and report["task"] == "first_scale"
-    assert [v["stage"] for v in report["verdicts"]] == ["policy", "interpret", "compile", "resources"]
+    assert [v["stage"] for v in report["verdicts"]] == ["policy", "interpret", "interpret", "compile", "resources"]
     assert report["verdicts"][1]["evidence"]["seed"] == 5
 
 

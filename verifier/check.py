@@ -18,7 +18,7 @@ from primitives.declare import Program
 from reference_kernels.tasks import Task
 
 from . import sandbox
-from .interpretation import cases, dtype_names, judge_interpretation
+from .interpretation import cases, dtype_names, judge_interpretation, precisions
 from .manifest import Artefact, sha256, toolchain
 from .policy import check_policy
 from .pool import Answer, Pool
@@ -109,10 +109,10 @@ def _stages(source, task, pool, author, suite_path, keep, seed, progress, report
 
     progress("interpret")
     began = time.perf_counter()
-    inputs = {act: cases(task, act, seed) for act in task.dtypes}
+    inputs = {act: cases(task, act, seed) for act in precisions(task)}
     runs = {
         act: pool.submit("interpret", source, inputs=_plain(inputs[act]), dtypes=dtype_names(task, act))
-        for act in task.dtypes
+        for act in inputs
     }
     compiles = {act: submit_compile(pool, source, task, act, DEFAULT_CONFIG) for act in task.dtypes}
     again = submit_compile(pool, source, task, task.dtypes[0], DEFAULT_CONFIG)

@@ -20,7 +20,7 @@ from primitives import declare
 from primitives.declare import Program
 from primitives.interpret import interpret
 from primitives.shapes import finish, partial_shape
-from reference_kernels.tasks import ACT_DTYPES, Task
+from reference_kernels.tasks import DTYPES, Task
 
 Outputs = dict[str, Tensor]
 _REDUCES = (declare.ColVecReduce, declare.RowVecReduce)
@@ -54,7 +54,7 @@ class Execution:
         self.a, self.b, self.operands = self.case["a"], self.case["b"], self.case["operands"]
         self.tile = tuple(self.case["tile"])
         self.m, self.n = self.a.shape[0], self.b.shape[1]
-        self.half = ACT_DTYPES[self.act]
+        self.half = DTYPES[self.act]
         self.dtypes = self.task.torch_dtypes(self.half)
 
     @property

@@ -20,7 +20,7 @@ from primitives.declare import Program
 from reference_kernels.tasks import Task
 
 from .execution_mutants import Execution, Outputs, execution_mutants
-from .interpretation import cases, judge_outputs, truths
+from .interpretation import cases, judge_outputs, precisions, truths
 from .mutants import source_mutants
 from .policy import check_policy
 from .verdict import HarnessError
@@ -137,7 +137,7 @@ class Bench:
 
     def __init__(self, task: Task, suite_path: Path | None = None, seed: int = SEED):
         self.task, self.seed = task, seed
-        self.inputs = {act: cases(task, act, seed) for act in task.dtypes}
+        self.inputs = {act: cases(task, act, seed) for act in precisions(task)}
         self.truths = {act: list(truths(task, act, inputs, suite_path)) for act, inputs in self.inputs.items()}
 
     def fate(self, execute: Callable[[str, dict], Outputs]) -> tuple[str, str, str, str]:

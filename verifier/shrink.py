@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 
 from primitives import declare
-from reference_kernels.tasks import ACT_DTYPES, Task
+from reference_kernels.tasks import DTYPES, Task
 from reference_kernels.truth import make_inputs, reference_of, truth_of
 
 from .interpretation import dtype_names
@@ -34,7 +34,7 @@ def _admits(task: Task, shape: tuple[int, int, int]) -> bool:
 
 def shrink(task: Task, source: str, act: str, pool: Pool, seed: int, suite_path: Path | None = None) -> str:
     """One line about the smallest failing case, or an empty string when small cases all pass."""
-    dtype, reference = ACT_DTYPES[act], reference_of(task, suite_path)
+    dtype, reference = DTYPES[act], reference_of(task, suite_path)
     plan = [(shape, style) for shape in SHAPES if _admits(task, shape) for style in STYLES]
     inputs = [make_inputs(task, shape, dtype, seed, style=style) for shape, style in plan]
     cases = [{"a": a, "b": b, "operands": o, "tile": list(_TILE)} for a, b, o in inputs]
