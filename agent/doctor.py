@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.machinery
 import importlib.metadata
 import os
 import platform
@@ -58,12 +59,25 @@ def _packages() -> list[Finding]:
             continue
         ok = _version(have) >= _version(low) and (high is None or _version(have) < _version(high))
         out.append(Finding(name, ok, f"{have} in {where}", "" if ok else f"pip install '{name}{want}'"))
+    return out + _import_of_cutlass()
+
+
+def _import_of_cutlass() -> list[Finding]:
+    """Whatever else answers to ``import cutlass``: a package of that name, or any folder earlier on the path."""
+    # the path is searched anew: this process may have imported the right one already
+    spec = importlib.machinery.PathFinder.find_spec("cutlass")
+    if spec is None:
+        return []
+    package = spec.submodule_search_locations
+    where = Path(next(iter(package)) if package else spec.origin)
+    if "nvidia_cutlass_dsl" in where.parts:
+        return []
     try:
         importlib.metadata.version("cutlass")
-        out.append(Finding("cutlass", False, "another package named 'cutlass' hides CuTeDSL", "pip uninstall cutlass"))
+        mend = "pip uninstall cutlass"
     except importlib.metadata.PackageNotFoundError:
-        pass
-    return out
+        mend = f"rename {where}, or take {where.parent} off PYTHONPATH"
+    return [Finding("cutlass", False, f"'import cutlass' finds {where}, not CuTeDSL", mend)]
 
 
 def _gpu() -> Finding:

@@ -185,16 +185,26 @@ def test_doctor_without_any_package(tmp_path, monkeypatch, gpu_machine, call):
     assert missing["nvidia-cutlass-dsl"] == "pip install 'nvidia-cutlass-dsl>=4.8.1,<4.9'"
 
 
-def test_doctor_with_the_wrong_cutlass(tmp_path, monkeypatch, gpu_machine, call):
-    """cutlass #3034, #2699: an unrelated package of the same import name is told, with the fix; exit 1."""
+@pytest.mark.parametrize("how", ["installed", "folder", "file"])
+def test_doctor_with_the_wrong_cutlass(tmp_path, monkeypatch, gpu_machine, call, how):
+    """cutlass #3034, #2699: whatever hides CuTeDSL from 'import cutlass' is told with its place and the fix; exit 1."""
     gpu_machine()
     code, report = call("doctor")
     assert code == 0 and "cutlass" not in {f["what"] for f in report["findings"]}
-    install(tmp_path, "cutlass", "0.2.0")
+    wrong = tmp_path / ("cutlass.py" if how == "file" else "cutlass")
+    if how == "file":
+        wrong.write_text("")
+    else:
+        wrong.mkdir()
+        (wrong / "__init__.py").write_text("")
+    if how == "installed":
+        install(tmp_path, "cutlass", "0.2.0")
     monkeypatch.syspath_prepend(tmp_path)
     code, report = call("doctor")
     found = next(f for f in report["findings"] if f["what"] == "cutlass")
-    assert code == 1 and not found["ok"] and found["mend"] == "pip uninstall cutlass"
+    assert code == 1 and not found["ok"] and str(wrong) in found["found"]
+    mend = "pip uninstall cutlass" if how == "installed" else f"rename {wrong}, or take {tmp_path} off PYTHONPATH"
+    assert found["mend"] == mend
 
 
 @pytest.mark.parametrize(
