@@ -70,7 +70,7 @@ class Pool:
         if process:
             process.stdin.close()
             try:
-                process.wait(timeout=5)
+                process.wait(timeout=5 if self._heard else 0)  # one that is still importing would not listen
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
