@@ -76,9 +76,10 @@ def _cross_entropy(ops, a, b, operands) -> Prepared:
     return Prepared(call, lambda raw: raw)
 
 
+# its launches overlap and it has no switch for that (programmatic dependent launch): said beside each time
 WAYS = {
-    "gemm_swiglu": {"gemm_swiglu": partial(_swiglu, outputs=("z", "y"))},
-    "gemm_swiglu_lean": {"gemm_swiglu, which stores z too": partial(_swiglu, outputs=("y",))},
-    "gemm_rope_lean": {"gemm_rope": _rope},
-    "gemm_cross_entropy": {"gemm_lse, gather": _cross_entropy},
+    "gemm_swiglu": {"gemm_swiglu, overlapping launches": partial(_swiglu, outputs=("z", "y"))},
+    "gemm_swiglu_lean": {"gemm_swiglu, which stores z too, overlapping launches": partial(_swiglu, outputs=("y",))},
+    "gemm_rope_lean": {"gemm_rope, overlapping launches": _rope},
+    "gemm_cross_entropy": {"gemm_lse, gather, overlapping launches": _cross_entropy},
 }

@@ -6,6 +6,7 @@ Tasks with a deferred norm are computed as its users do: RMSNorm of A, then the 
 from __future__ import annotations
 
 from functools import partial
+from types import SimpleNamespace
 
 import torch
 from torch import Tensor
@@ -31,10 +32,15 @@ LEFT_OUT = {
 }
 
 
-def operations():
+def operations() -> SimpleNamespace:
     import flashinfer
 
-    return flashinfer
+    # as everybody else's here, its launches must not overlap (programmatic dependent launch)
+    switched = ("rmsnorm", "fused_add_rmsnorm", "silu_and_mul")
+    return SimpleNamespace(
+        **{n: partial(getattr(flashinfer, n), enable_pdl=False) for n in switched},
+        apply_rope_with_cos_sin_cache_inplace=flashinfer.apply_rope_with_cos_sin_cache_inplace,
+    )
 
 
 def _rows(ops, a: Tensor, normed: bool):
