@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from verifier import sandbox
+from verifier.driver import MIN_DRIVER, installed_driver, too_old
 from verifier.gpu import NoGpu, require_gpu
 from verifier.resources import cuobjdump
 from verifier.verdict import HarnessError
@@ -25,7 +26,7 @@ SUPPORTED = {
     "apache-tvm-ffi": ("0.1.15", "0.2"),
     "triton": ("3.5", None),
 }
-MIN_DRIVER = (580,)  # CUDA 13 needs R580 or newer
+UPDATE = f"update the NVIDIA driver to {MIN_DRIVER} or newer"
 MIN_FREE_GB, MIN_MEMORY_GB = 2, 6
 
 
@@ -84,11 +85,13 @@ def _gpu() -> Finding:
     try:
         facts = require_gpu()
     except NoGpu as e:
-        return Finding("GPU", False, str(e).split(". Measure")[0], "measure elsewhere: coda-agent bundle TASK --out DIR", False)
-    driver = facts.get("driver") or "unknown"
-    if driver != "unknown" and _version(driver)[:1] < MIN_DRIVER:
-        return Finding("GPU", False, f"{facts['device']}, driver {driver}", f"update the NVIDIA driver to {MIN_DRIVER[0]} or newer", False)
-    return Finding("GPU", True, f"{facts['device']}, driver {driver}, torch {facts['torch']}", needed=False)
+        driver = installed_driver()
+        mend = UPDATE if driver and too_old(driver) else "measure elsewhere: coda-agent bundle TASK --out DIR"
+        return Finding("GPU", False, str(e).split(". Measure")[0], mend, False)
+    driver = facts.get("driver")
+    if driver and too_old(driver):
+        return Finding("GPU", False, f"{facts['device']}, driver {driver}", UPDATE, False)
+    return Finding("GPU", True, f"{facts['device']}, driver {driver or 'unknown'}, torch {facts['torch']}", needed=False)
 
 
 def examine(library: Path, gpu: bool = True) -> list[Finding]:

@@ -6,6 +6,7 @@ process that speaks the protocol, a crash is a crash.
 
 import io
 import json
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -16,8 +17,9 @@ from agent import doctor
 from generated import runtime
 from generated.library import Library
 from reference_kernels.tasks import SuiteError, load_suite
+from verifier import driver as drivers
 from verifier.check import DEFAULT_CONFIG, _compile_failed
-from verifier.gpu import GpuWorker
+from verifier.gpu import GpuWorker, NoGpu
 from verifier.manifest import PACKAGES
 from verifier.measure import Bundle, Session
 from verifier.policy import check_policy
@@ -252,6 +254,41 @@ def test_doctor_with_an_old_driver(gpu_machine, call, driver, ok):
     assert code == 0 and found["ok"] is ok  # checking and bundling need no driver
     assert f"NVIDIA H200, driver {driver}" in found["found"]
     assert found["mend"] == ("" if ok else "update the NVIDIA driver to 580 or newer")
+
+
+OPEN = "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  {}  Release Build  (dvs-builder)\nGCC version: 12.2.0\n"
+CLOSED = "NVRM version: NVIDIA UNIX x86_64 Kernel Module  {}  Tue Mar 11 22:54:40 UTC 2025\nGCC version: 12.2.0\n"
+WORKER = """\
+import sys, pathlib, torch
+from verifier import driver, gpu_worker
+torch.cuda.is_available = lambda: False
+driver._from_nvml = lambda: None
+driver.KERNEL_MODULE = pathlib.Path(sys.argv[1])
+gpu_worker.main()
+"""
+
+
+@pytest.mark.parametrize("text", [OPEN, CLOSED])
+@pytest.mark.parametrize("driver, old", [("550.54.15", True), ("580.65.06", False), ("580.159.04", False), (None, False)])
+def test_a_driver_too_old_for_torch_is_told_though_cuda_sees_no_device(tmp_path, monkeypatch, text, driver, old):
+    """cutlass #2804: with such a driver torch.cuda.is_available() is False; the message must name the driver."""
+    module = tmp_path / "version"
+    if driver:
+        module.write_text(text.format(driver))
+    done = subprocess.run([sys.executable, "-c", WORKER, module], capture_output=True, text=True, timeout=120)
+    fault = json.loads(done.stdout)["fault"]
+    assert (f"driver {driver} is too old; update it to 580" in fault) is old, done.stderr
+    assert ("no CUDA device is visible" in fault) is not old
+    assert (f"the NVIDIA driver {driver} is loaded" if driver and not old else "") in fault
+    monkeypatch.setattr(drivers, "_from_nvml", lambda: None)
+    monkeypatch.setattr(drivers, "KERNEL_MODULE", module)
+
+    def no_gpu():
+        raise NoGpu(f"{fault}. Measure on a machine with a Hopper GPU")
+
+    monkeypatch.setattr(doctor, "require_gpu", no_gpu)
+    found = doctor._gpu()
+    assert not found.ok and found.found == fault and found.mend.startswith("update" if old else "measure elsewhere")
 
 
 # --- cold start ------------------------------------------------------------------------------------------

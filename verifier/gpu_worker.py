@@ -18,6 +18,7 @@ import torch
 from reference_kernels.tasks import ACT_DTYPES, Task
 from reference_kernels.truth import make_inputs, reference_of, truth_of
 from verifier.baselines import add_baseline
+from verifier.driver import installed_driver, why_no_device
 from verifier.launch import Buffers, Kernel
 from verifier.manifest import Artefact
 from verifier.numerics import judge_output
@@ -131,7 +132,7 @@ def main() -> None:
         os.write(out, json.dumps(message).encode() + b"\n")
 
     if not torch.cuda.is_available():
-        send({"ok": False, "fault": "no CUDA device is visible to PyTorch"})
+        send({"ok": False, "fault": why_no_device(installed_driver())})
         return
     capability = torch.cuda.get_device_capability()
     if capability[0] != MIN_CAPABILITY[0]:

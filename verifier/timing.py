@@ -22,6 +22,7 @@ from primitives.shapes import traffic
 from reference_kernels.tasks import ACT_DTYPES, Task
 from reference_kernels.truth import Truth, make_inputs, truth_of
 
+from .driver import installed_driver
 from .launch import Buffers, Kernel
 from .numerics import judge_output
 
@@ -48,7 +49,7 @@ def device_facts() -> dict:
         "unit": hashlib.sha256(str(p.uuid).encode()).hexdigest()[:8],
         "torch": torch.__version__,
         "cuda": torch.version.cuda,
-        "driver": _nvml("driver"),
+        "driver": installed_driver(),
     }
 
 
@@ -61,7 +62,6 @@ def _nvml(what: str):
         # by name: NVML counts every GPU of the machine, CUDA only those in CUDA_VISIBLE_DEVICES
         handle = pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{torch.cuda.get_device_properties(0).uuid}")
         return {
-            "driver": lambda: pynvml.nvmlSystemGetDriverVersion(),
             "sm_clock_mhz": lambda: pynvml.nvmlDeviceGetClockInfo(handle, pynvml.NVML_CLOCK_SM),
             "power_w": lambda: round(pynvml.nvmlDeviceGetPowerUsage(handle) / 1000.0, 1),
             "temperature_c": lambda: pynvml.nvmlDeviceGetTemperature(handle, pynvml.NVML_TEMPERATURE_GPU),
