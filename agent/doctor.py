@@ -27,6 +27,7 @@ SUPPORTED = {
     "triton": ("3.5", None),
 }
 UPDATE = f"update the NVIDIA driver to {MIN_DRIVER} or newer"
+ELSEWHERE = "measure elsewhere: coda-agent bundle TASK --out DIR"
 MIN_FREE_GB, MIN_MEMORY_GB = 2, 6
 
 

@@ -264,9 +264,12 @@ def keep_measurement(m: Measurement, session: Session, content: dict, library: L
     source = next(k["source"] for k in content["kernels"] if k["source_sha256"] == m.source_sha256)
     kernel = kernel_id(m.author, source)
     existing = next((p for p in library.passports(m.task) if p.kernel == kernel), None)
+    # the versions of the machine that compiled, which need not be this one
+    made = (a.toolchain for _, a in session.bundle.artefacts if a.source_sha256 == m.source_sha256)
+    compiled_with = next(made, {})  # nothing of it compiled
     passport = existing or Passport(
         kernel=kernel, task=m.task, author=m.author, source_sha256=m.source_sha256, isolation=content["isolation"],
-        toolchain=toolchain(),
+        toolchain=compiled_with,
     )  # fmt: skip
     device = session.device["device"]
     rows = [{k: v for k, v in r.items() if k != "samples_us"} | {"device": device} for r in m.rows]
@@ -275,7 +278,7 @@ def keep_measurement(m: Measurement, session: Session, content: dict, library: L
     passport.measure = [v.model_dump() for v in m.verdicts]
     passport.device, passport.ceilings = session.device, session.ceilings
     if m.passed:
-        passport.status = "measured"
+        passport.status, passport.toolchain = "measured", compiled_with
     library.add(source, passport)
     return passport
 

@@ -19,7 +19,7 @@ from reference_kernels.tasks import ACT_DTYPES, Suite, Task, load_suite
 from verifier.bundle import CONFIGS
 from verifier.check import make_artefact, save_artefact, submit_compile
 from verifier.launch import Buffers, Kernel
-from verifier.manifest import Artefact, config_key, toolchain
+from verifier.manifest import Artefact, config_key, other_compilers, toolchain
 from verifier.pool import Pool
 
 from .library import Library, LibraryError
@@ -86,20 +86,31 @@ def load(
     library: Library | None = None,
     suite: Suite | None = None,
     device: str | None = None,
+    any_toolchain: bool = False,
 ) -> LoadedKernel:
     """The best measured kernel for ``task`` near ``shape`` on this GPU.
 
     The object is compiled in the sandbox on first use and cached by source, configuration
     and toolchain.
 
+    Args:
+        any_toolchain: also compile with other versions than the kernel was proven with.
+
     Raises:
-        LibraryError: nothing measured for the device, or the source no longer compiles.
+        LibraryError: nothing measured for the device, other compilers than it was proven with, or the source no
+            longer compiles.
     """
     library, suite = library or Library(), suite or load_suite()
     spec = suite[task]
     chosen = library.best(task, device or torch.cuda.get_device_name(), shape)
     passport = library.find(f"{task}/{chosen['kernel']}")
     source = library.source(passport)
+    other = other_compilers(passport.toolchain)
+    if other and not any_toolchain:  # it may compile, and compute something else (vllm #47571)
+        raise LibraryError(
+            f"{task}/{passport.kernel} was proven with {other}; prove it again with 'coda-agent measure {task}', "
+            "install those versions, or pass any_toolchain=True"
+        )
     config = next((c for c in CONFIGS if config_key(c) == chosen["config"]), None)
     if config is None:
         raise LibraryError(f"{task}: configuration {chosen['config']} is not known to this version; measure again")

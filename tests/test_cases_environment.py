@@ -4,26 +4,33 @@ Environments are made, not imitated: packages are directories on the path, a GPU
 process that speaks the protocol, a crash is a crash.
 """
 
+import functools
+import hashlib
 import io
 import json
 import subprocess
 import sys
 import time
+import types
 from pathlib import Path
 
 import pytest
 
 from agent import doctor
+from agent.composer import compose
+from agent.generate import keep_measurement
 from generated import runtime
-from generated.library import Library
+from generated.library import Library, LibraryError, Passport, kernel_id
+from generated.passport import Decision
 from reference_kernels.tasks import SuiteError, load_suite
 from verifier import driver as drivers
+from verifier.bundle import CONFIGS
 from verifier.check import DEFAULT_CONFIG, _compile_failed
 from verifier.gpu import GpuWorker, NoGpu
-from verifier.manifest import PACKAGES
-from verifier.measure import Bundle, Session
+from verifier.manifest import PACKAGES, config_key, toolchain
+from verifier.measure import Bundle, Measurement, Session
 from verifier.policy import check_policy
-from verifier.verdict import HarnessError
+from verifier.verdict import HarnessError, Verdict
 
 FIXTURES = Path(__file__).resolve().parent / "fixtures"
 SUITE = load_suite()
@@ -269,7 +276,7 @@ gpu_worker.main()
 
 
 @pytest.mark.parametrize("text", [OPEN, CLOSED])
-@pytest.mark.parametrize("driver, old", [("550.54.15", True), ("580.65.06", False), ("580.159.04", False), (None, False)])
+@pytest.mark.parametrize("driver, old", [("550.54.15", True), ("580.65.06", False), (None, False)])
 def test_a_driver_too_old_for_torch_is_told_though_cuda_sees_no_device(tmp_path, monkeypatch, text, driver, old):
     """cutlass #2804: with such a driver torch.cuda.is_available() is False; the message must name the driver."""
     module = tmp_path / "version"
@@ -291,29 +298,85 @@ def test_a_driver_too_old_for_torch_is_told_though_cuda_sees_no_device(tmp_path,
     assert not found.ok and found.found == fault and found.mend.startswith("update" if old else "measure elsewhere")
 
 
-# --- cold start ------------------------------------------------------------------------------------------
+# --- serving -----------------------------------------------------------------------------------------------
+
+SHAPE, DEVICE = (2048, 2048, 2048), "NVIDIA H200"
 
 
-def test_a_kernel_is_compiled_once_not_in_each_process(tmp_path, monkeypatch):
+@pytest.fixture
+def served(tmp_path):
+    """A library whose one kernel was measured and accepted, and its passport."""
+    source = compose(SUITE["gemm_rmsnorm"])
+    sha = hashlib.sha256(source.encode()).hexdigest()
+    row = {"device": DEVICE, "shape": SHAPE, "config": config_key(CONFIGS[0]), "total_us": 1.0}
+    row["ratios"] = {"gemm": {"median": 1.0}}
+    passport = Passport(
+        kernel=kernel_id("composer", source), task="gemm_rmsnorm", author="composer", source_sha256=sha,
+        toolchain=toolchain(), timings=[row], history=[Decision(verb="accept", reviewer="me", reason="right")],
+        status="measured", measure=[{"stage": "numerics", "passed": True, "reason": "right"}],
+    )  # fmt: skip
+    library = Library(tmp_path / "library")
+    library.add(source, passport)
+    return library, passport
+
+
+def test_a_kernel_is_compiled_once_not_in_each_process(tmp_path, monkeypatch, served):
     """cutlass #3398, #2763: 506 s against 58 s to start; a second load compiles nothing, another toolchain does."""
-    monkeypatch.setattr(runtime, "CACHE", tmp_path)
-    shape, device = (2048, 2048, 2048), "NVIDIA H200"
-    first = runtime.load("gemm_rmsnorm", shape, device=device)
-    objects = {p: p.stat().st_mtime_ns for p in tmp_path.rglob("*.o")}
+    cache = tmp_path / "cache"
+    monkeypatch.setattr(runtime, "CACHE", cache)
+    load = functools.partial(runtime.load, "gemm_rmsnorm", SHAPE, library=served[0], device=DEVICE)
+    first = load()
+    objects = {p: p.stat().st_mtime_ns for p in cache.rglob("*.o")}
     assert len(objects) == 1
     monkeypatch.setattr(sys, "executable", "/bin/false")  # from here on nothing can be compiled
     start = time.perf_counter()
-    again = runtime.load("gemm_rmsnorm", shape, device=device)
+    again = load()
     assert time.perf_counter() - start < 2.0
-    assert again.artefact == first.artefact and {p: p.stat().st_mtime_ns for p in tmp_path.rglob("*.o")} == objects
+    assert again.artefact == first.artefact and {p: p.stat().st_mtime_ns for p in cache.rglob("*.o")} == objects
     newer = tmp_path / "newer"
     install(newer, "nvidia-cutlass-dsl", "4.8.2")
     with monkeypatch.context() as m:
         m.syspath_prepend(newer)
         with pytest.raises(HarnessError, match="the compile worker ended"):
-            runtime.load("gemm_rmsnorm", shape, device=device)
+            load(any_toolchain=True)
     (path,) = objects
     content = path.read_bytes()
     path.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))  # one bit of a cached object
     with pytest.raises(HarnessError, match="is not the object its manifest names"):
-        runtime.load("gemm_rmsnorm", shape, device=device)
+        load()
+
+
+def test_a_kernel_is_not_compiled_with_other_versions_than_it_was_proven_with(tmp_path, monkeypatch, served):
+    """vllm #47571: built with another DSL than it was tested with, it may be wrong; measuring lifts the refusal."""
+    library, passport = served
+    monkeypatch.setattr(runtime, "CACHE", tmp_path / "cache")
+    load = functools.partial(runtime.load, "gemm_rmsnorm", SHAPE, library=library, device=DEVICE)
+    with monkeypatch.context() as m:  # what does not decide what is compiled may differ
+        install(tmp_path / "torch", "torch", "2.9.1")
+        m.syspath_prepend(tmp_path / "torch")
+        load()
+    newer = tmp_path / "newer"
+    install(newer, "nvidia-cutlass-dsl", "4.8.2")
+    monkeypatch.syspath_prepend(newer)
+    refusal = "was proven with nvidia-cutlass-dsl 4.8.1, here is 4.8.2; .*coda-agent measure gemm_rmsnorm"
+    before = set(tmp_path.rglob("*.o"))
+    with pytest.raises(LibraryError, match=refusal):
+        load()
+    assert load(any_toolchain=True).artefact.toolchain["nvidia-cutlass-dsl"] == "4.8.2"
+    assert len(set(tmp_path.rglob("*.o")) - before) == 1
+
+    source = library.source(passport)
+    made = load(any_toolchain=True).artefact
+    content = {"kernels": [{"source": source, "source_sha256": passport.source_sha256}], "isolation": ""}
+    session = types.SimpleNamespace(
+        bundle=Bundle(tmp_path, content, [("", made)], {}), device={"device": DEVICE}, ceilings={}
+    )
+    for right in (False, True):
+        verdict = Verdict(stage="numerics", passed=right, reason="")
+        keep_measurement(
+            Measurement("gemm_rmsnorm", "composer", passport.source_sha256, [verdict]), session, content, library
+        )
+        if not right:
+            with pytest.raises(LibraryError, match=refusal):
+                load()
+    assert load().artefact.toolchain["nvidia-cutlass-dsl"] == "4.8.2"

@@ -12,11 +12,12 @@ from pydantic import BaseModel, ConfigDict
 
 from primitives.declare import Program
 
-PACKAGES = ("nvidia-cutlass-dsl", "quack-kernels", "apache-tvm-ffi", "torch")
+COMPILERS = ("nvidia-cutlass-dsl", "quack-kernels", "apache-tvm-ffi")  # what decides the bytes of an object
+PACKAGES = (*COMPILERS, "torch")
 
 
 def toolchain() -> dict[str, str]:
-    """Versions that decide what a compile produces."""
+    """Versions of what compiles and runs a kernel."""
     found = {}
     for name in PACKAGES:
         try:
@@ -24,6 +25,13 @@ def toolchain() -> dict[str, str]:
         except importlib.metadata.PackageNotFoundError:
             found[name] = "missing"
     return {**found, "python": platform.python_version()}
+
+
+def other_compilers(then: dict[str, str]) -> str:
+    """How the compilers here differ from those of a toolchain, or an empty string."""
+    here = toolchain()
+    changed = [n for n in COMPILERS if then.get(n) != here[n]]
+    return ", ".join(f"{n} {then.get(n, 'of an unknown version')}, here is {here[n]}" for n in changed)
 
 
 def sha256(path: Path) -> str:
