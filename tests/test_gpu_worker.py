@@ -105,6 +105,20 @@ def test_a_changed_input_is_noticed(answer, name):
     assert answer(change)["reason"] == "an input was changed by the kernel"
 
 
+@pytest.mark.parametrize("name", ["a", "b", "rstd"])
+def test_two_exchanged_elements_of_an_input_are_noticed(answer, name):
+    """ScalingIntelligence/KernelBench #82: every element is still there, so no sum over them changes."""
+
+    def exchange(buffers):
+        if next(runs) == 1:  # after everything was read
+            t = buffers.operands["rstd"] if name == "rstd" else getattr(buffers, name)
+            rows = t.view(len(t), -1)
+            rows[[0, 1]] = rows[[1, 0]]
+
+    runs = itertools.count()
+    assert answer(exchange)["reason"] == "an input was changed by the kernel"
+
+
 def test_the_callers_inputs_are_copies(answer, monkeypatch):
     """A kernel that ruins its inputs must not ruin those of the next one, which are kept with their truth."""
     monkeypatch.setattr(gpu_worker.Worker, "_inputs", remembered := Remember(gpu_worker.Worker._inputs))
