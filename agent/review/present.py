@@ -13,9 +13,10 @@ from .compare import Line, aligned
 from .recheck import Recheck
 from .session import Card
 
+RED, MAGENTA = "#ff6b6b", "#d787ff"  # light enough to stay readable where NO_COLOR turns them grey
 WIDE = 110  # columns from which intervals are written out
 MARKS = {
-    "proposed": ("·", ""), "accepted": ("✓", "green"), "rejected": ("✗", "red"), "changes requested": ("↺", "yellow"),
+    "proposed": ("·", ""), "accepted": ("✓", "green"), "rejected": ("✗", RED), "changes requested": ("↺", "yellow"),
     "retired": ("−", "dim"),
 }  # fmt: skip
 _REMOVED, _ADDED = "on #4a1a20", "on #14381f"
@@ -43,14 +44,14 @@ def evidence(card: Card, state: Recheck | str | None) -> Text:
     for stage in dict.fromkeys(v["stage"] for v in card.verdicts):
         verdicts = [v for v in card.verdicts if v["stage"] == stage]
         failed = [v["reason"] for v in verdicts if not v["passed"]]
-        text.append(f"✗ {stage}: {failed[0]}  " if failed else f"✓ {stage}  ", style="bold red" if failed else "green")
+        text.append(f"✗ {stage}: {failed[0]} " if failed else f"✓ {stage} ", style=f"bold {RED}" if failed else "green")
     boxed = card.isolation.startswith("bubblewrap")
-    text.append("sandboxed" if boxed else card.isolation or "isolation unknown", style="" if boxed else "yellow")
+    text.append(" sandboxed" if boxed else f" {card.isolation or 'isolation unknown'}", style="" if boxed else "yellow")
     for problem in card.problems:
-        text.append(f"\n✗ {problem}", style="bold red")
+        text.append(f"\n✗ {problem}", style=f"bold {RED}")
     if isinstance(state, Recheck):
         mark, style = (
-            ("✓ evidence reproduces", "green") if state.reproduces else ("✗ evidence does not reproduce", "bold red")
+            ("✓ evidence reproduces", "green") if state.reproduces else ("✗ evidence does not reproduce", f"bold {RED}")
         )
         unknown = [f["says"] for f in state.findings if f["ok"] is None]
         says = state.says if not state.reproduces else "; ".join(unknown) or state.findings[-1]["says"]
@@ -106,7 +107,7 @@ def _ratio(r: dict[str, Any] | None, wide: bool) -> Text:
     if r.get("same_code"):
         return Text("same code", style="dim")
     low, high = r["low"], r["high"]
-    mark, style = ("▲", "green") if low > 1 else ("▼", "red") if high < 1 else ("=", "dim")
+    mark, style = ("▲", "green") if low > 1 else ("▼", RED) if high < 1 else ("=", "dim")
     note = "°" if r.get("partial") else ""
     spread = f" [{low:.2f}, {high:.2f}]" if wide else f"±{max(high - r['median'], r['median'] - low):.2f}"
     return Text(f"{r['median']:.2f}{spread}{note}{mark}", style=style)
@@ -136,7 +137,7 @@ def origin(card: Card) -> Text:
     """Who wrote it, from what, at what cost."""
     o = card.origin
     if o is None:
-        return Text("author, cost and tips: hidden until the decision", style="magenta")
+        return Text("author, cost and tips: hidden until the decision", style=MAGENTA)
     spent = {k: o["cost"][k] for k in ("tokens", "dollars") if o["cost"].get(k) is not None}
     cost = f"{spent.get('tokens', '?')} tokens, " + (f"${spent['dollars']:.2f}" if "dollars" in spent else "$ unknown")
     attempts = f"{o['attempts']} attempt{'s' if o['attempts'] != 1 else ''}" if o["attempts"] else "attempts unknown"
@@ -181,7 +182,7 @@ def difference(card: Card, width: int, side_by_side: bool) -> RenderableType:
     before, after = _highlighted(card.base["source"]), _highlighted(card.source)
     rows = aligned(card.base["source"], card.source)
     name = card.base["name"] if card.base["what"] != "nothing" else "an empty file"
-    head = Text.assemble(("− ", "red"), f"{name} ", (f"({card.base['why']})", "dim"), ("\n+ ", "green"), card.name)
+    head = Text.assemble(("− ", RED), f"{name} ", (f"({card.base['why']})", "dim"), ("\n+ ", "green"), card.name)
     if card.base["what"] != "nothing" and not any(r.changed for r in rows):
         head.append("\nThe two texts are the same.", style="bold")
     if side_by_side and card.base["source"]:

@@ -164,4 +164,7 @@ def _compared(digest: str, then: Recorded, passport: Passport) -> tuple[bool | N
         return None, f"another toolchain than then ({'; '.join(changed)}), so its object cannot be compared"
     again = "measure" if then.how == "timed" else "check"
     cause = "the harness or the passport changed since"
-    return False, f"compiles to another object than the one that was {then.how} ({then.config}): {cause}; {again} it again"
+    return (
+        False,
+        f"compiles to another object than the one that was {then.how} ({then.config}): {cause}; {again} it again",
+    )

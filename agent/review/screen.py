@@ -18,15 +18,14 @@ from textual.widgets.option_list import Option
 
 from generated.library import LibraryError
 from generated.passport import Passport, Verb
-from reference_kernels.tasks import SuiteError
 from verifier.pool import Pool
-from verifier.verdict import HarnessError
 
 from . import present
 from .recheck import Recheck, not_rechecked, recheck, recorded
 from .session import PAST, Card, Refused, Review
 
 Key = tuple[str, str]  # task, kernel
+ALARM = f"bold {present.RED}"
 NARROW = 110  # columns below which the queue is folded away
 _HELP = """\
 a  accept        r  reject           c  request changes
@@ -223,7 +222,7 @@ class ReviewScreen(App[None]):
             self.entries[self.at] = self.review.find(self.review.name(self.current))
             self.card = self.review.card(self.current)
         except LibraryError as e:
-            self._say(self.review.told(str(e)), "bold red")
+            self._say(self.review.told(str(e)), ALARM)
         if not self.review.blind:
             self.named.add(self._key(self.current))
 
@@ -245,9 +244,7 @@ class ReviewScreen(App[None]):
         if self.at - len(self.entries) < len(self.problems):
             problem = self.problems[self.at - len(self.entries)]
             card.update(
-                Text.assemble(
-                    ("! unreadable passport\n\n", "bold red"), problem, "\n\nNothing can be decided about it."
-                )
+                Text.assemble(("! unreadable passport\n\n", ALARM), problem, "\n\nNothing can be decided about it.")
             )
         elif self.current is None:
             card.update("Nothing is proposed. coda-agent generate or submit proposes kernels; q leaves.")
@@ -260,7 +257,7 @@ class ReviewScreen(App[None]):
             options.append(
                 Option(Text.assemble((f"{mark} ", style), task, (f"\n   {rest}", "dim")), id=f"{p.task}/{p.kernel}")
             )
-        options += [Option(Text.assemble(("! ", "bold red"), "unreadable passport")) for _ in self.problems]
+        options += [Option(Text.assemble(("! ", ALARM), "unreadable passport")) for _ in self.problems]
         queue = self.query_one("#queue", OptionList)
         queue.clear_options()
         queue.add_options(options)
@@ -395,7 +392,7 @@ class ReviewScreen(App[None]):
                 wanted.passport, wanted.verb, wanted.reason, wanted.seen, evidence, blind=wanted.blind
             )
         except (Refused, LibraryError) as e:
-            self._say(self.review.told(str(e)), "bold red")
+            self._say(self.review.told(str(e)), ALARM)
             self._refresh(key)
             self._go(self.at)
             return
@@ -417,7 +414,7 @@ class ReviewScreen(App[None]):
                 try:
                     self.entries[i] = self.review.find(self.review.name(p))
                 except LibraryError as e:
-                    self._say(self.review.told(str(e)), "bold red")
+                    self._say(self.review.told(str(e)), ALARM)
 
     def _next(self) -> None:
         """The next kernel that is still open, if any."""
@@ -444,7 +441,7 @@ class ReviewScreen(App[None]):
             reason = f"taken back: {PAST[mine.history[-1].verb]} by mistake"
             done = self.review.decide(fresh, verb, reason, self.review.library.seen(fresh), blind=False)
         except (Refused, LibraryError) as e:
-            return self._say(self.review.told(str(e)), "bold red")
+            return self._say(self.review.told(str(e)), ALARM)
         self.decisions.append(self.review.said(done))
         self._refresh(self._key(done))
         self._go(next((i for i, p in enumerate(self.entries) if self._key(p) == self._key(done)), self.at))
@@ -491,8 +488,8 @@ class ReviewScreen(App[None]):
             try:
                 say = lambda stage, about=about: self.post_message(Stage(about, stage))
                 result = recheck(p, self.review.library, self.review.suite, self._worker, say)
-            except (HarnessError, SuiteError, OSError) as e:
-                result = str(e)
+            except Exception as e:  # the task's reference is the user's own code
+                result = f"{type(e).__name__}: {e}"
             if self.stopping.is_set():
                 return
             self.results[about] = result  # before the message, so that this loop goes on to the next
@@ -510,7 +507,5 @@ class ReviewScreen(App[None]):
         if wanted and isinstance(event.result, Recheck):
             self._write(wanted, event.result)
         elif wanted:
-            self._say(
-                f"{self.review.name(wanted.passport)} was not accepted: {self.review.told(event.result)}", "bold red"
-            )
+            self._say(f"{self.review.name(wanted.passport)} was not accepted: {self.review.told(event.result)}", ALARM)
         self._show()
