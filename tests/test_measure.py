@@ -256,3 +256,63 @@ def test_a_worker_whose_memory_was_written_over_is_replaced_before_the_next_comm
     found = {m.author: m for m in Session(worker, bundle(*spoilt, *fine)).measure_task(TASK.name, (), [SHAPE])}
     assert not found["spoilt"].passed and found["fine"].passed
     assert order[:3] == ["spoilt", "closed", "fine"]
+
+
+# --- every configuration that the library may serve -----------------------------------------------------
+
+
+class WrongAt(MadeUpTimes):
+    """A worker on which the objects named in ``wrong_at`` are wrong at a shape: object -> (shape, style)."""
+
+    wrong_at: dict = {}
+
+    def numerics(self, fields):
+        at = self.wrong_at.get(fields["manifest"].removeprefix("/"))
+        wrong = at == (tuple(fields["shape"]), fields["style"])
+        return {"passed": not wrong, "reason": "h: wrong" if wrong else "", "findings": []}
+
+
+def judged_by(worker, *artefacts):
+    return {m.author: m for m in Session(worker, bundle(*artefacts)).measure_task(TASK.name, (), [SHAPE])}
+
+
+def test_every_configuration_is_judged_at_every_ragged_shape():
+    """ROCm/aiter #4398: the tests hard-coded one tile width and production picked another."""
+    ours, us = named("me", (40.0, 40.0), (41.0, 41.0), (42.0, 42.0))
+    worker = WrongAt({"gemm": (28.0, 28.0), **us})
+    found = judged_by(worker, *ours)["me"]
+    asked = [c for c in worker.commands if c["cmd"] == "numerics" and c["act"] == "bf16"]
+    for a in ours[:3]:
+        own = {(tuple(c["shape"]), c["style"]) for c in asked if c["manifest"] == f"/{a.object_sha256}"}
+        assert {(s, style) for s in TASK.ragged for style in ("normal", "integers")} <= own
+    inputs = [(tuple(c["shape"]), c["style"]) for c in asked]
+    changes = sum(x != y for x, y in zip(inputs, inputs[1:]))
+    assert changes == len(set(inputs)) - 1  # the worker keeps one truth: no inputs are made twice
+    assert found.passed and "; 3 of 3 configurations do at every ragged shape" in found.verdicts[0].reason
+
+
+@pytest.mark.parametrize("where", [(TASK.ragged[0], "integers"), (TASK.ragged[-1], "normal")])
+def test_a_configuration_that_is_wrong_at_a_ragged_shape_is_not_timed(where):
+    """ROCm/aiter #4398: it is fast at the timed size and right there, and would be served at every other."""
+    ours, us = named("me", (40.0, 40.0), (20.0, 20.0), (42.0, 42.0))
+    worker = WrongAt({"gemm": (28.0, 28.0), **us})
+    worker.wrong_at = {ours[1].object_sha256: where}
+    found = judged_by(worker, *ours)["me"]
+    [row] = found.rows
+    assert found.passed and row["config"] == config_key(CONFIGS[0])
+    [rejected] = found.rejected
+    assert rejected["config"] == config_key(CONFIGS[1]) and tuple(rejected["shape"]) == where[0]
+    assert rejected["reason"].startswith("h: wrong [M=") and f"inputs: {where[1]}]" in rejected["reason"]
+    asked = [c for c in worker.commands if c.get("manifest") == f"/{ours[1].object_sha256}"]
+    assert {c["cmd"] for c in asked} == {"numerics"}
+    assert (tuple(asked[-1]["shape"]), asked[-1]["style"]) == where  # nor judged any further
+    assert "2 of 3 configurations" in found.verdicts[0].reason
+
+
+def test_a_kernel_whose_first_configuration_is_wrong_fails():
+    ours, us = named("me", (40.0, 40.0), (20.0, 20.0))
+    worker = WrongAt({"gemm": (28.0, 28.0), **us})
+    worker.wrong_at = {ours[0].object_sha256: (TASK.ragged[1], "normal")}
+    found = judged_by(worker, *ours)["me"]
+    assert not found.passed and not found.rows and found.verdicts[-1].stage == "numerics"
+    assert config_key(CONFIGS[0]) in found.verdicts[-1].reason
