@@ -3,6 +3,12 @@
 from __future__ import annotations
 
 import math
+import os
+import re
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
 
 import pytest
 import torch
@@ -12,8 +18,11 @@ from agent.composer import compose
 from primitives.interpret import interpret
 from reference_kernels.tasks import ACT_DTYPES, DEFAULT_SUITE, SuiteError, load_suite
 from reference_kernels.truth import make_inputs, reference_of, truth_of
+from verifier.check import DEFAULT_CONFIG
 from verifier.numerics import judge, judge_output
+from verifier.resources import _dump, cubin_of
 
+ROOT = Path(__file__).resolve().parent.parent
 SUITE = load_suite()
 INF = math.inf
 
@@ -162,3 +171,53 @@ def test_an_unknown_policy_is_an_error_with_its_line(tmp_path):
 def test_operands_have_no_policy(tmp_path):
     with pytest.raises(SuiteError, match="operand 'rstd': 'special' is a rule for outputs"):
         edited(tmp_path, lambda task: task["operands"]["rstd"].update(special="nonfinite"))
+
+
+# --- maxima on the device ------------------------------------------------------------------------------
+
+MAXIMA = """
+from primitives import ColVecReduce, RowVecReduce, TileStore, epilogue
+@epilogue(
+    y=TileStore(), top=ColVecReduce(combine="max"), peak=ColVecReduce(combine="max_abs"),
+    best=RowVecReduce(combine="max"), most=RowVecReduce(combine="max_abs"),
+)
+def maxima(acc):
+    return {"y": acc, "top": acc, "peak": acc, "best": acc, "most": acc}
+"""
+
+
+def test_maxima_of_tiles_keep_nan_on_the_device(pool):
+    """As torch.amax and the interpreter do: every maximum in the machine code is of the kind that keeps NaN."""
+    dtypes = {"y": "bf16", "top": "fp32", "peak": "fp32", "best": "fp32", "most": "fp32"}
+    job = pool.submit("compile", MAXIMA, act="bf16", dtypes=dtypes, config=DEFAULT_CONFIG, b_major="n")
+    answer = job.result(timeout=120)
+    assert answer.ok, answer.describe()
+    cubin = answer.directory / "k.cubin"
+    cubin.write_bytes(cubin_of(answer.directory / "kernel.o"))
+    found = Counter(re.findall(r"\bFMNMX\S*", _dump("-sass", cubin)))
+    assert set(found) == {"FMNMX.NAN", "FMNMX.NAN.XORSIGN"} and min(found.values()) >= 2 * 128, found
+
+
+FINALISER = """
+import torch
+from primitives.device.finish import reduce_columns, reduce_rows
+nan = float("nan")
+small = torch.tensor([[1, nan, 3], [1, 2, 3]])
+print(reduce_rows(small, True).tolist(), reduce_columns(small, True).tolist())
+partials = torch.randn(40, 300)
+assert torch.equal(reduce_rows(partials, True), partials.amax(1))
+assert torch.equal(reduce_columns(partials, True), partials.amax(0))
+partials[3, 0] = partials[5, 299] = nan  # the first block of tiles and the last
+assert reduce_rows(partials, True).isnan().nonzero().flatten().tolist() == [3, 5]
+assert reduce_columns(partials, True).isnan().nonzero().flatten().tolist() == [0, 299]
+"""
+
+
+def test_the_gpu_finaliser_of_a_maximum_keeps_nan():
+    """As torch.amax does; run by Triton's interpreter."""
+    done = subprocess.run(
+        [sys.executable, "-c", FINALISER], capture_output=True, text=True, timeout=120,
+        env={**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": str(ROOT)},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-800:]
+    assert done.stdout.split("\n")[0] == "[nan, 3.0] [1.0, nan, 3.0]"

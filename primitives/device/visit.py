@@ -12,10 +12,23 @@ import math
 import cutlass
 import cutlass.cute as cute
 from cutlass import Boolean, const_expr
+from quack.epilogue import ops as quack_ops
 from quack.epilogue.ops import ColVecLoad, ColVecReduce, RowVecLoad, RowVecReduce
 from quack.epilogue.visit import _EpiModMixinBase
 
 from ..pairs import Pair
+
+
+@cute.jit
+def _combine(a, b, combine):
+    if const_expr(combine == "add"):
+        return a + b
+    return cute.arch.fmax(a, b, abs=combine == "max_abs", nan=True)
+
+
+# quack folds maxima with the quiet fmax: one NaN in a row would be gone from the row's maximum,
+# while PyTorch's amax and our interpreter keep it. All its reductions call this one function.
+quack_ops._vec_reduce_combine = _combine
 
 
 class _BoundedReduce:
