@@ -16,12 +16,10 @@ from primitives.declare import Program
 from reference_kernels.tasks import Suite, Task
 from verifier.bundle import CONFIGS
 from verifier.check import DEFAULT_CONFIG, submit_compile
-from verifier.interpretation import cases, dtype_names, judge_interpretation
-from verifier.manifest import config_key, sha256, toolchain
+from verifier.interpretation import cases, dtype_names, judge_interpretation, precisions
+from verifier.manifest import config_key, other_compilers, sha256
 from verifier.policy import check_policy
 from verifier.pool import Pool
-
-COMPILERS = ("nvidia-cutlass-dsl", "quack-kernels", "apache-tvm-ffi")  # versions that decide what an object is
 
 
 @dataclass
@@ -126,9 +124,9 @@ def recheck(
         return done
     progress("interpret")
     began = time.perf_counter()
-    inputs = {act: cases(task, act, done.seed) for act in task.dtypes}
-    plain = {a: [{k: v for k, v in case.items() if k != "style"} for case in inputs[a]] for a in task.dtypes}
-    runs = {a: pool.submit("interpret", source, inputs=plain[a], dtypes=dtype_names(task, a)) for a in task.dtypes}
+    inputs = {act: cases(task, act, done.seed) for act in precisions(task)}
+    plain = {a: [{k: v for k, v in case.items() if k != "style"} for case in inputs[a]] for a in inputs}
+    runs = {a: pool.submit("interpret", source, inputs=plain[a], dtypes=dtype_names(task, a)) for a in inputs}
     for act, run in runs.items():
         verdict = judge_interpretation(task, act, inputs[act], run.result(), suite.path, done.seed, began)
         if not found("interpret", verdict.passed, verdict.reason):
@@ -156,12 +154,9 @@ def _declared(source: str, task: Task, pool: Pool) -> tuple[bool, str]:
 def _compared(digest: str, then: Recorded, passport: Passport) -> tuple[bool | None, str]:
     if digest == then.sha256:
         return True, f"compiles to the very object that was {then.how} ({then.config})"
-    here = toolchain()
-    changed = [
-        f"{n} {passport.toolchain.get(n)}, here {here[n]}" for n in COMPILERS if passport.toolchain.get(n) != here[n]
-    ]
+    changed = other_compilers(passport.toolchain)
     if changed:
-        return None, f"another toolchain than then ({'; '.join(changed)}), so its object cannot be compared"
+        return None, f"another toolchain than then ({changed}), so its object cannot be compared"
     again = "measure" if then.how == "timed" else "check"
     cause = "the harness or the passport changed since"
     return (
