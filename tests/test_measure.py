@@ -97,7 +97,7 @@ class MadeUpTimes:
             "median_us": {n: sorted(t)[len(t) // 2] for n, t in times.items()},
             "wrong": wrong,
             "wall_over_events": {n: 1.0 for n in times},
-            "receipt": {},
+            "receipt": {"before": {"processes": self.behaviour.get("processes")}, "after": None},
         }
 
 
@@ -316,3 +316,18 @@ def test_a_kernel_whose_first_configuration_is_wrong_fails():
     found = judged_by(worker, *ours)["me"]
     assert not found.passed and not found.rows and found.verdicts[-1].stage == "numerics"
     assert config_key(CONFIGS[0]) in found.verdicts[-1].reason
+
+
+@pytest.mark.parametrize("processes, others", [(2, 1), (5, 4)])
+def test_nothing_is_measured_beside_another_process(processes, others):
+    """A choice of configuration made while somebody else computes on the GPU is as wrong as a time."""
+    ours, us = named("me", (40.0, 40.0))
+    with pytest.raises(HarnessError, match=f"{others} other process.* compute on this GPU; stop them"):
+        measured(us, ours, processes=processes)
+
+
+@pytest.mark.parametrize("processes", [None, 0, 1])
+def test_alone_or_not_known_is_measured(processes):
+    ours, us = named("me", (40.0, 40.0))
+    found, _ = measured(us, ours, processes=processes)
+    assert found["me"].passed and found["me"].rows

@@ -125,7 +125,7 @@ class Session:
         for subject in ("A1", "A2"):
             if not self._guarded("add", subject=subject, manifest=path)["passed"]:
                 return {}
-        result = self._guarded("run", rounds=AA_ROUNDS)
+        result = self._run(AA_ROUNDS)
         if "times_us" not in result:
             return {}
         found = ratio(result["times_us"]["A1"], result["times_us"]["A2"])
@@ -250,6 +250,19 @@ class Session:
 
     # --- timing ---
 
+    def _run(self, rounds: int) -> dict:
+        """Time the open benchmark.
+
+        Raises:
+            HarnessError: another process computes on this GPU, so neither a choice nor a time can be believed.
+        """
+        result = self._guarded("run", rounds=rounds)
+        for reading in result.get("receipt", {}).values():
+            others = (reading.get("processes") or 1) - 1 if isinstance(reading, dict) else 0
+            if others > 0:
+                raise HarnessError(f"{others} other process(es) compute on this GPU; stop them and measure again")
+        return result
+
     def _open(self, task: Task, shape, seed: int) -> dict:
         try:
             return self.worker.call(
@@ -307,7 +320,7 @@ class Session:
         )
         for name, reason in failed.items():
             _reject(subjects[name], shape, reason)
-        medians = self._guarded("run", rounds=TUNE_ROUNDS).get("median_us", {}) if added else {}
+        medians = self._run(TUNE_ROUNDS).get("median_us", {}) if added else {}
         by_owner: dict[int, dict[str, float]] = {}
         for name in (n for n in added if n in medians):
             by_owner.setdefault(id(subjects[name][0]), {})[name] = medians[_total(name, medians)]
@@ -324,7 +337,7 @@ class Session:
         entries = {n: {"cmd": "add", "manifest": p} for n, (_, p, _) in finalists.items()}
         entries |= {b: {"cmd": "add_baseline", "timeout": COMPILE_SECONDS, "adapters": self.adapters} for b in asked}
         added, failed = self._assemble(task, shape, entries)
-        result = self._guarded("run", rounds=FINAL_ROUNDS) if "gemm" in added else {"reason": f"gemm: {failed['gemm']}"}
+        result = self._run(FINAL_ROUNDS) if "gemm" in added else {"reason": f"gemm: {failed['gemm']}"}
         problems = {n: failed[n] for n in finalists if n in failed}
         rows: dict[str, dict] = {}
         if "times_us" not in result:

@@ -66,6 +66,7 @@ def _nvml(what: str):
             "power_w": lambda: round(pynvml.nvmlDeviceGetPowerUsage(handle) / 1000.0, 1),
             "temperature_c": lambda: pynvml.nvmlDeviceGetTemperature(handle, pynvml.NVML_TEMPERATURE_GPU),
             "throttle": lambda: hex(pynvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle)),
+            "processes": lambda: len(pynvml.nvmlDeviceGetComputeRunningProcesses(handle)),
         }[what]()
     except Exception:  # telemetry is a receipt, never a reason to fail
         return None
@@ -90,7 +91,8 @@ def persisting_l2(limit: int | None = None) -> int | None:
 
 
 def telemetry() -> dict:
-    return {k: _nvml(k) for k in ("sm_clock_mhz", "power_w", "temperature_c", "throttle")}
+    """Clocks, power, temperature, throttle reasons, and how many processes compute on this GPU (this one counts)."""
+    return {k: _nvml(k) for k in ("sm_clock_mhz", "power_w", "temperature_c", "throttle", "processes")}
 
 
 def _graph(calls: list[Callable[[], None]]) -> torch.cuda.CUDAGraph:
