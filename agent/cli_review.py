@@ -200,7 +200,10 @@ def _decide(
 
 
 def _auto_accept(desk: Any, name: str, file: Path | None, tasks: list[str] | None, again: bool, as_json: bool) -> int:
-    """Hold every proposed kernel against a rule, the fastest first, so that of two rivals the better one wins."""
+    """Hold every proposed kernel against a rule, the fastest first, so that of two rivals the better one wins.
+
+    Of two that are the same code the older one wins.
+    """
     from .review.rule import judge, read_rule
     from .review.session import Refused
 
@@ -210,7 +213,7 @@ def _auto_accept(desk: Any, name: str, file: Path | None, tasks: list[str] | Non
     entries, problems = desk.queue(tasks)
     with ExitStack() as stack, Progress(as_json) as progress:
         rechecks = _Rechecks(desk, stack, progress)
-        for entry in sorted(entries, key=lambda e: -e.speed):
+        for entry in sorted(entries, key=lambda e: (-e.speed, e.passport.created)):
             passport = desk.find(entry.name)
             card = desk.card(passport)
             conditions, done = judge(rule, card, passport, lambda p=passport: rechecks(p))
