@@ -119,7 +119,7 @@ def timing_rows(passport: Passport, base: Base, task: Task | None) -> list[dict[
 
 
 def _order(name: str) -> tuple[int, str]:
-    known = ("torch.compile", "torch.compile:max-autotune", "expert", "liger", "gemm")
+    known = ("torch.compile", "expert", "gemm", "torch.compile:max-autotune", "liger")
     return (known.index(name) if name in known else len(known) - 1, name)
 
 
