@@ -41,7 +41,8 @@ def leaderboard(
     """Results: kernels, baselines, share of the floor and tax; only rows that have their evidence."""
     from leaderboard import steps as per_step
     from leaderboard import terminal
-    from leaderboard.board import Filter, load_board
+    from leaderboard.board import Filter, load_board, unmeasured
+    from reference_kernels.tasks import load_suite
 
     if results and not results.exists():
         raise HarnessError(f"there is no file {results}; 'coda-agent measure' writes results")
@@ -59,7 +60,9 @@ def leaderboard(
     if steps:
         estimates = per_step.estimate(lines)
         return emit([asdict(e) for e in estimates]) if as_json else terminal.show_steps(out, estimates)
+    # with filters, or for another library, much of the suite is left out on purpose
+    suite = load_suite() if chosen == Filter() and library is None and results is None else None
     if as_json:
-        return emit(board.as_dict(lines))
-    terminal.show(out, board, lines, intervals)
+        return emit(board.as_dict(lines) | ({"unmeasured": unmeasured(lines, suite)} if suite else {}))
+    terminal.show(out, board, lines, intervals, suite)
     return None

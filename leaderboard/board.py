@@ -16,6 +16,7 @@ from pydantic_core import to_jsonable_python
 
 from generated.library import Library
 from generated.passport import Passport
+from reference_kernels.tasks import Suite
 from verifier import measure
 
 from .records import Interval, Record, ResultsError, load, results_file, shown
@@ -420,6 +421,28 @@ class Board:
 def ordered(columns: Iterable[str]) -> list[str]:
     """Columns in their order; those that ``COLUMNS`` does not know come last, by name."""
     return sorted(columns, key=lambda c: (COLUMNS.index(c) if c in COLUMNS else len(COLUMNS), c))
+
+
+def unmeasured(lines: Iterable[Line], suite: Suite) -> dict[str, list[Shape]]:
+    """The suite's tasks -> those of their sizes that no line is about; tasks that have them all are left out."""
+    have = {(x.task, x.shape) for x in lines}
+    found = {t.name: [s for s in map(tuple, t.timed) if (t.name, s) not in have] for t in suite.tasks.values()}
+    return {task: shapes for task, shapes in found.items() if shapes}
+
+
+def unmeasured_text(lines: Iterable[Line], suite: Suite, quote: str = "") -> str:
+    """What of the suite is not measured, or an empty string; sizes are named where only some are missing."""
+    missing = unmeasured(lines, suite)
+    if not missing:
+        return ""
+    names = [
+        f"{quote}{task}{quote}"
+        + ("" if len(shapes) == len(suite.tasks[task].timed) else f" at {', '.join(map(size_text, shapes))}")
+        for task, shapes in missing.items()
+    ]
+    return (
+        f"Not measured with this protocol: {', '.join(names)} ({len(missing)} of the suite's {len(suite.tasks)} tasks)."
+    )
 
 
 def load_board(library: Path | None = None, results: Path | None = None) -> Board:

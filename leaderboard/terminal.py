@@ -11,7 +11,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from .board import Board, Cell, Comparison, Line, ordered, size_text
+from reference_kernels.tasks import Suite
+
+from .board import Board, Cell, Comparison, Line, ordered, size_text, unmeasured_text
 from .records import Interval, Record
 from .steps import Estimate, to_measure
 
@@ -85,14 +87,18 @@ def task_text(name: str, width: int = KEY_WIDTH) -> str:
     return "\n".join(lines)
 
 
-def show(out: Console, board: Board, lines: list[Line], intervals: bool = False) -> None:
-    """Every device's table, with what it was measured with, geometric means, legend and what is hidden."""
+def show(out: Console, board: Board, lines: list[Line], intervals: bool = False, suite: Suite | None = None) -> None:
+    """Every device's table, with what it was measured with, geometric means, legend and what is hidden.
+
+    With a ``suite`` also which of its tasks a device has no line for.
+    """
     for device in sorted({x.device for x in lines}):
         mine = [x for x in lines if x.device == device]
         say(out, origin([x.lead for x in mine]))
         for table in tables(mine, out.width, intervals):
             out.print(table)
         legend(out, mine)
+        say(out, unmeasured_text(mine, suite) if suite else "")
     if not lines:
         say(out, "No results to show: measure kernels with coda-agent measure, or choose a file with --results.")
     say(out, hidden_text(board))
@@ -205,11 +211,12 @@ def show_comparison(out: Console, comparison: Comparison, intervals: bool = True
     """Pair by pair: how many times faster the first of two authors, baselines or sessions is."""
     a, b = comparison.a, comparison.b
     between = any(p.sessions[0] != p.sessions[1] for p in comparison.pairs)
+    width = 34 if out.width >= WIDE else KEY_WIDTH
     table = _plain("task\nM x N x K", f"{a}\nµs", f"{b}\nµs", "times\nfaster", "95 % interval", "")
     last = None
     for p in comparison.pairs:
         if p.task != last:
-            table.add_row(Text(task_text(p.task), style="bold"))
+            table.add_row(Text(task_text(p.task, width), style="bold"))
             last = p.task
         note = "same code" if p.same_code else "" if p.paired or between else "^"
         span = f"{p.ratio.low:.3f}-{p.ratio.high:.3f}" if p.ratio else ""
@@ -235,20 +242,36 @@ def show_comparison(out: Console, comparison: Comparison, intervals: bool = True
         say(out, PAIRED)
 
 
+def without_total(estimates: list[Estimate]) -> str:
+    """Which models have no total, and the tasks that it would need; an empty string when all have one."""
+    groups: dict[tuple[str, ...], dict[str, None]] = {}
+    for e in estimates:
+        if e.missing:
+            groups.setdefault((e.baseline, *e.missing), {})[e.model] = None
+    merged: dict[tuple[tuple[str, ...], tuple[str, ...]], list[str]] = {}
+    for (baseline, *missing), models in groups.items():
+        merged.setdefault((tuple(models), tuple(missing)), []).append(baseline)
+    return " ".join(
+        f"No total for {', '.join(models)} against {' or '.join(baselines)}, because a step needs "
+        f"what is not measured: {', '.join(missing)}."
+        for (models, missing), baselines in merged.items()
+    )
+
+
 def show_steps(out: Console, estimates: list[Estimate]) -> None:
     """Totals of every model against each baseline, the calls behind them, and what would replace the scaling."""
     totals = _plain("model", "tokens", "against", "its\nms", "ours\nms", "saved\nms", "95 %\ninterval", "of\nthese")
-    for e in estimates:
+    complete = [e for e in estimates if e.saved_ms is not None]
+    for e in complete:
         row = [e.model, str(e.tokens), HEADERS.get(e.baseline, e.baseline)]
-        if e.saved_ms is None:
-            totals.add_row(*row, "-", "-", "-", f"no {e.missing[0]}", "-")
-            continue
         span = f"{e.saved_low_ms:.1f}-{e.saved_high_ms:.1f}"
         numbers = (f"{e.baseline_ms:.1f}", f"{e.fused_ms:.1f}", f"{e.saved_ms:.1f}", span, f"{e.saved_share:.1%}")
         totals.add_row(*row, *numbers)
     for device in sorted({e.device for e in estimates}):
         say(out, f"{device}: one forward and backward pass over one micro-batch of so many tokens, these kernels only.")
-    out.print(totals)
+    if complete:
+        out.print(totals)
+    say(out, without_total(estimates))
     first: dict[tuple[str, str], Estimate] = {}
     for e in estimates:
         first.setdefault((e.device, e.model), e)

@@ -15,7 +15,7 @@ from test_readme import ROOT, disagreement
 
 from agent import cli
 from leaderboard import readme, terminal
-from leaderboard.board import Board, Filter
+from leaderboard.board import Board, Filter, unmeasured_text
 from leaderboard.picture import alt_text, draw, mark
 from leaderboard.records import ResultsError, append
 from leaderboard.steps import Call, Configurations, Model, configurations, estimate, to_measure
@@ -177,7 +177,26 @@ def test_without_all_its_calls_a_model_has_no_total(board):
     lines = [x for x in board.lines() if x.task != "gemm_swiglu_bwd"]
     found = estimate(lines)
     assert found and all(e.saved_ms is None and e.missing == ["gemm_swiglu_bwd"] for e in found)
-    assert "no gemm_swiglu_bwd" in printed(terminal.show_steps, found) and "not measured" in readme.steps_table(found)
+    said = (
+        "No total for Llama-3 1B, Llama-3 8B, Llama-3 70B against torch.compile or torch.compile:max-autotune, because"
+    )
+    [text] = readme.steps_parts(found)
+    for shown in (text, printed(terminal.show_steps, found, width=1000)):
+        assert said in shown and "not measured: gemm_swiglu_bwd." in shown
+
+
+def test_what_of_the_suite_is_not_measured_is_said(board):
+    lines = board.lines()
+    assert unmeasured_text(lines, SUITE) == "" and "Not measured" not in printed(
+        terminal.show, board, lines, suite=SUITE
+    )
+    some = [x for x in lines if x.task != "gemm_rope" and not (x.task == "gemm_swiglu" and x.shape[0] == 4096)]
+    said = "Not measured with this protocol: gemm_rope, gemm_swiglu at 4096x4096x4096 (2 of the suite's 16 tasks)."
+    assert said in printed(terminal.show, board, some, width=1000, suite=SUITE)
+    assert "Not measured" not in printed(terminal.show, board, some, width=1000)
+    rest = Board([r for r in board.records if r.task != "gemm_rope"], list(board.passports.values()))
+    for text in (readme.overview(rest, SUITE), readme.everything(rest, SUITE), readme.authorship(rest, SUITE)):
+        assert "Not measured with this protocol: `gemm_rope` (1 of" in text
 
 
 def test_every_model_of_the_repository(board):
@@ -233,9 +252,10 @@ def test_documents_are_written_from_the_results(board, tmp_path):
     assert readme.between(text) == readme.overview(board, SUITE) and f"({readme.PICTURE})" in text
     rows = [r for r in readme.overview(board, SUITE).splitlines() if r.startswith("| gemm_")]
     assert [r.split(" | ")[0][2:] for r in rows] == sorted(SUITE.tasks)
-    assert "| composer = LLM |" in rows[0] and "1.30, 1.30, 1.30" in rows[0]
+    assert "| composer = LLM | 75% to 75% | 1.01 | 0.98 | 1.30 | 1.20 | 2.00 | 1.60 |" in rows[0]
     assert [r for r in rows if "swiglu_bwd" in r][0].split(" | ")[1] == "LLM"
-    assert readme.everything(board).count("\n| gemm_") == 48 and "[1.300, 1.300]" in readme.everything(board)
+    assert readme.everything(board, SUITE).count("\n| gemm_") == 48
+    assert "[1.300, 1.300]" in readme.everything(board, SUITE)
     assert "same, same, same" in (tmp_path / "docs/authorship.md").read_text()
     assert disagreement((tmp_path / readme.PICTURE).read_text(), readme.timed(board, SUITE)) == ""
     before = {f: f.read_bytes() for f in tmp_path.rglob("*") if f.is_file()}

@@ -10,7 +10,7 @@ from markupsafe import Markup
 
 from verifier.measure import MIN_EFFECT
 
-from ..board import column_of
+from ..board import column_of, unmeasured_text
 from ..records import Record
 from ..steps import estimate
 from . import plots, wording
@@ -54,7 +54,7 @@ def _environment(report: Report) -> Environment:
 
 def _overview(report: Report) -> dict:
     """Per device: the standings of each column and the two drawings."""
-    devices = []
+    devices, lines = [], report.board.lines()
     for number, device in enumerate(report.devices, 1):
         panels = {
             size: {place[0]: report.shares(records) for place, records in places}
@@ -63,6 +63,7 @@ def _overview(report: Report) -> dict:
         devices.append(
             {
                 "name": device,
+                "unmeasured": unmeasured_text((x for x in lines if x.device == device), report.suite),
                 "columns": {c: report.standings(c, device) for c in report.columns if report.of_floor(c, device)},
                 "shares": plots.shares(f"shares-{number}", panels),
                 "panels": panels,
@@ -77,7 +78,7 @@ def _overview(report: Report) -> dict:
         "sizes": [wording.size(s) for s in sorted({r.shape for r in report.rows})],
         "authors": sorted({r.author for r in report.rows} - set(report.columns)),
         "outcomes": sorted(named, key=lambda o: (o.split()[-1], o)),
-        "estimates": estimate(report.board.lines()),
+        "estimates": estimate(lines),
     }
 
 
@@ -123,8 +124,8 @@ def _measured(report: Report, task: str, number: int, device: str, group: dict[t
                 drawn[r.author] = (role, r.samples_us["total"])
             else:
                 elsewhere.append(r)
-            points.append((role, shape, r, r.flops / r.bytes, r.flops / r.kernel_us * 1e6))
-            taxes.setdefault(role, []).append((shape, *relative_tax(r.samples_us["kernel"], r.samples_us["gemm"])))
+            points.append((role, shape, r, r.flops / r.bytes, r.flops / r.total_us * 1e6))
+            taxes.setdefault(role, []).append((shape, *relative_tax(r.samples_us["total"], r.samples_us["gemm"])))
         for name in report.baselines([lead]):
             drawn[name] = (report.role(lead, name), lead.samples_us[name])
             if name == "expert":
