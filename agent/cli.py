@@ -18,6 +18,7 @@ from rich.syntax import Syntax
 from rich.table import Table
 
 from agent.redact import redact
+from generated.library import DEFAULT as DEFAULT_LIBRARY
 from generated.library import Library, LibraryError, Passport
 from reference_kernels.tasks import Suite, SuiteError, load_suite
 from verifier.verdict import HarnessError
@@ -472,6 +473,9 @@ def hold(campaign: Any, as_json: bool) -> None:
             known = f", ${result['dollars']:.2f}" if result["dollars"] is not None else ""
             say(f"{result['tokens']} tokens{known}; the story: coda-agent runs show {run.id}")
         say("measured on this machine" if result["measured"] else f"checked, not measured ({result['not_measured_because']})")
+        if len(failed) < len(result["tasks"]):
+            where = "" if campaign.library.root == DEFAULT_LIBRARY else f" --library {result['library']}"
+            say(f"proposed; what is served is decided with: coda-agent review{where}")
     raise typer.Exit(FAIL if failed else PASS)
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from generated.library import LibraryError
@@ -262,10 +262,12 @@ def _list(desk: Any, tasks: list[str] | None, state: str, as_json: bool) -> None
     entries, problems = desk.queue(tasks, state)
     if as_json:
         return emit({"queue": [e.as_dict() for e in entries], "problems": problems})
-    table = Table("kernel", "state", "evidence", "sizes timed", "vs bare GEMM")
+    table = Table(Column("kernel", overflow="fold"), "state", "evidence", "sizes", "vs GEMM", box=None)
     for e in entries:
         p = e.passport
-        table.add_row(e.name, p.state, p.status_text, str(len(p.timings) or "-"), f"{e.speed:.2f}" if e.speed else "-")
+        # a name is there to be copied, so it is never cut off; its id alone names it, too
+        name = e.name if out.width >= 100 else e.name.replace("/", "/\n  ")
+        table.add_row(name, p.state, p.status_text, str(len(p.timings) or "-"), f"{e.speed:.2f}" if e.speed else "-")
     out.print(table if entries else f"nothing is {state} in {desk.library.root}", highlight=False)
     for problem in problems:
         out.print(Text.assemble(("unreadable: ", "red"), problem), soft_wrap=True)
