@@ -80,7 +80,7 @@ def report(board, tmp_path_factory) -> Path:
     return write(board, tmp_path_factory.mktemp("full") / "report").parent
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")  # its event loop must be gone before other files run theirs
 def browser():
     if CHROMIUM is None:
         pytest.skip("no Chromium; apt-get install chromium")

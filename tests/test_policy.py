@@ -5,6 +5,7 @@ Sources mark the line that must be blamed with ``#!``.
 """
 
 import re
+import sys
 
 import pytest
 
@@ -234,10 +235,19 @@ def test_deep_nesting_is_a_verdict_never_an_exception(shape, depth):
         source = kernel('return {"y": ' + "-" * depth + "acc}")
     else:
         source = module(f"X = {'-' * depth}1.0")
-    verdict = check_policy(source)
-    assert verdict.passed or "line" in verdict.evidence
-    if depth >= 4000:
-        assert not verdict.passed
+    limit = sys.getrecursionlimit()
+    try:
+        for raised in (limit, 20_000):  # torch.compile raises it for the whole process
+            sys.setrecursionlimit(raised)
+            verdict = check_policy(source)
+            assert not verdict.passed and verdict.evidence["line"] >= 1
+            assert "nested too deeply" in verdict.reason or "not valid Python" in verdict.reason
+    finally:
+        sys.setrecursionlimit(limit)
+
+
+def test_nesting_an_honest_kernel_may_need_is_allowed():
+    assert check_policy(kernel('return {"y": ' + "+".join(["acc"] * 150) + "}")).passed
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ from primitives import KINDS, MATHS, VOCABULARY
 from .verdict import Verdict
 
 MAX_SOURCE = 20_000  # characters; the longest honest kernel is under 3,000
+MAX_DEPTH = 200  # of the syntax tree; not left to the recursion limit, which other code of the process may raise
 MAX_STRING = 64  # characters of a string that is not a docstring
 _CALLABLE = frozenset(KINDS) | frozenset(MATHS) | {"pack", "unpack"}
 _OPERATORS = (ast.Add, ast.Sub, ast.Mult, ast.Div)
@@ -61,8 +62,7 @@ def check_policy(source: str) -> Verdict:
     start = time.perf_counter()
     try:
         _check(source)
-    except (_Rejected, RecursionError) as e:
-        e = e if isinstance(e, _Rejected) else _Rejected(ast.Module(), "nested too deeply; split it into several lines")
+    except _Rejected as e:
         reason = f"line {e.line}: {e.reason}"
         return Verdict(
             stage="policy", passed=False, reason=reason, evidence={"line": e.line}, seconds=time.perf_counter() - start
@@ -84,6 +84,7 @@ def _check(source: str) -> None:
         node = ast.Module()
         node.lineno = getattr(e, "lineno", 1) or 1
         raise _Rejected(node, f"not valid Python: {getattr(e, 'msg', None) or e}") from None
+    _check_depth(tree)
     functions: dict[str, ast.FunctionDef] = {}
     constants: set[str] = set()
     imported: set[str] = set()
@@ -107,6 +108,15 @@ def _check(source: str) -> None:
     if len(kernels) != 1:
         where = kernels[1] if len(kernels) > 1 else ast.Module()
         raise _Rejected(where, f"a kernel file has exactly one @epilogue function, this one has {len(kernels)}")
+
+
+def _check_depth(tree: ast.Module) -> None:
+    level: list[ast.AST] = [tree]
+    for _ in range(MAX_DEPTH):
+        level = [child for node in level for child in ast.iter_child_nodes(node)]
+    if level:
+        at = next((n for n in level if hasattr(n, "lineno")), ast.Module())
+        raise _Rejected(at, "nested too deeply; split it into several lines")
 
 
 def _is_string(node: ast.AST) -> bool:
