@@ -87,7 +87,7 @@ def _gpu() -> Finding:
         facts = require_gpu()
     except NoGpu as e:
         driver = installed_driver()
-        mend = UPDATE if driver and too_old(driver) else "measure elsewhere: coda-agent bundle TASK --out DIR"
+        mend = UPDATE if driver and too_old(driver) else ELSEWHERE
         return Finding("GPU", False, str(e).split(". Measure")[0], mend, False)
     driver = facts.get("driver")
     if driver and too_old(driver):

@@ -6,6 +6,7 @@ from primitives.shapes import traffic
 from reference_kernels.tasks import ACT_DTYPES, Task
 from verifier.check import Report
 from verifier.measure import Measurement
+from verifier.resources import spills
 
 LONGEST = 1800  # characters; the first reason is worth more than a log
 _NEXT = {
@@ -45,9 +46,9 @@ def _hints(task: Task, used: dict) -> list[str]:
     """What the resources say about speed."""
     hints = []
     counts, mufu = used.get("counts", {}), sum(used.get("mufu", {}).values())
-    spills = counts.get("STL", 0) + counts.get("LDL", 0)
-    if spills:
-        hints.append(f"{spills} spill instructions: fewer values alive at once, or a simpler formula, would help.")
+    spilled = spills(counts)
+    if spilled:
+        hints.append(f"{spilled} spill instructions: fewer values alive at once, or a simpler formula, would help.")
     if mufu > 256:
         hints.append(f"{mufu} special-function instructions per thread and tile are many; share exp/rcp between terms.")
     act = ACT_DTYPES[task.dtypes[0]]

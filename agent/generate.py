@@ -20,6 +20,7 @@ from verifier.gpu import GpuWorker, NoGpu, require_gpu
 from verifier.manifest import toolchain
 from verifier.measure import Measurement, Session, read_bundle
 from verifier.pool import Pool
+from verifier.resources import spills
 
 from . import tips
 from .authors import Author
@@ -185,7 +186,7 @@ def _rank(report: Report) -> tuple:
     used = next(v.evidence for v in report.verdicts if v.stage == "resources")
     counts = used["counts"]
     return (
-        counts.get("STL", 0) + counts.get("LDL", 0),
+        spills(counts),
         sum(used["mufu"].values()),
         used["instructions"],
         len(report.source),

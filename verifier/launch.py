@@ -83,11 +83,6 @@ class Buffers:
         return any(isinstance(k, (declare.ColVecReduce, declare.RowVecReduce, declare.OnlineLSEReduce))
                    for n, k in self.kinds.items() if n in self.outputs)  # fmt: skip
 
-    @property
-    def nbytes(self) -> int:
-        tensors = [self.a, self.b, *self.operands.values(), *self.outputs.values()]
-        return sum(t.numel() * t.element_size() for t in tensors)
-
 
 class Kernel:
     """A loaded object file that can be bound to buffers and called."""

@@ -257,8 +257,9 @@ class Session:
             HarnessError: another process computes on this GPU, so neither a choice nor a time can be believed.
         """
         result = self._guarded("run", rounds=rounds)
-        for reading in result.get("receipt", {}).values():
-            others = (reading.get("processes") or 1) - 1 if isinstance(reading, dict) else 0
+        receipt = result.get("receipt", {})
+        for reading in (receipt.get(when) or {} for when in ("before", "after")):
+            others = (reading.get("processes") or 1) - 1
             if others > 0:
                 raise HarnessError(f"{others} other process(es) compute on this GPU; stop them and measure again")
         return result

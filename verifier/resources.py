@@ -100,6 +100,11 @@ def read_resources(object_file: Path) -> dict:
     }
 
 
+def spills(counts: dict[str, int]) -> int:
+    """Instructions that move registers to and from local memory, of a kernel's ``counts``."""
+    return counts.get("STL", 0) + counts.get("LDL", 0)
+
+
 def _dump(flag: str, cubin: Path) -> str:
     done = subprocess.run([cuobjdump(), flag, cubin], capture_output=True, text=True, timeout=60)
     if done.returncode:
@@ -117,7 +122,7 @@ def check_resources(object_file: Path, shared_bytes: int | None = None) -> Verdi
     if shared_bytes:
         used["shared_bytes"] = shared_bytes
     counts = used["counts"]
-    spilled = counts.get("STL", 0) + counts.get("LDL", 0)
+    spilled = spills(counts)
     parts = [
         f"{used['registers']} registers",
         f"{spilled} spill instructions, {used['stack_bytes']} B stack" if spilled else "no spills",

@@ -12,7 +12,10 @@ from typing import Any, Literal
 
 from generated.library import Library, LibraryError
 from generated.passport import Passport
+from leaderboard.board import quotient
+from leaderboard.records import Interval
 from reference_kernels.tasks import Task
+from verifier.resources import spills
 
 _TOKEN = re.compile(r"\w+|[^\w\s]")
 
@@ -47,8 +50,7 @@ def base_of(passport: Passport, source: str, library: Library, passports: list[P
         best, text = max(same, key=lambda found: (speed(found[0]), found[0].created))
         return Base("incumbent", "the incumbent: the accepted kernel of this task", best, text)
     if readable:
-        best, text = max(readable, key=lambda found: similarity(source, found[1]))
-        share = similarity(source, text)
+        share, best, text = max(((similarity(source, text), p, text) for p, text in readable), key=lambda x: x[0])
         why = f"the accepted program most like it, {share:.0%}; its own task has none accepted"
         return Base("nearest", why, best, text)
     return Base("nothing", "no kernel is accepted yet: every line is new")
@@ -138,24 +140,12 @@ def _baseline(row: dict, name: str, task: Task | None) -> dict[str, Any]:
 
 
 def _through_gemm(row: dict, rival: dict) -> dict[str, Any]:
-    """A kernel against another by way of the bare GEMM that both were timed with.
-
-    The two ratios come from different rounds, so their errors are independent and the
-    95 % half-widths of their logarithms add in quadrature.
-    """
+    """A kernel against another by way of the bare GEMM that both were timed with, in rounds of their own."""
     digest = row.get("object_sha256")
     if digest and digest == rival.get("object_sha256"):
         return {"median": 1.0, "low": 1.0, "high": 1.0, "same_code": True}
-    mine, its = _interval(row["ratios"]["gemm"]), _interval(rival["ratios"]["gemm"])
-    middle = math.log(mine["median"] / its["median"])
-    down = math.hypot(math.log(mine["median"] / mine["low"]), math.log(its["high"] / its["median"]))
-    up = math.hypot(math.log(mine["high"] / mine["median"]), math.log(its["median"] / its["low"]))
-    return {
-        "median": math.exp(middle),
-        "low": math.exp(middle - down),
-        "high": math.exp(middle + up),
-        "same_code": False,
-    }
+    mine, its = (Interval(**_interval(r["ratios"]["gemm"])) for r in (row, rival))
+    return {**quotient(mine, its).model_dump(), "same_code": False}
 
 
 # --- resources ------------------------------------------------------------------------------------
@@ -168,8 +158,7 @@ def used(passport: Passport | None) -> dict[str, int]:
     if "registers" not in told:
         return {}
     counts = told.get("counts", {})
-    spills = counts.get("STL", 0) + counts.get("LDL", 0)
-    first = {"registers": told["registers"], "spills": spills, "stack bytes": told["stack_bytes"]}
+    first = {"registers": told["registers"], "spills": spills(counts), "stack bytes": told["stack_bytes"]}
     shared = {"shared bytes": told["shared_bytes"]} if "shared_bytes" in told else {}
     rest = {n: c for n, c in counts.items() if n not in ("STL", "LDL")}
     return {**first, **shared, "instructions": told["instructions"], **rest}
