@@ -72,6 +72,9 @@ for line in sys.stdin:
     what = command.get("manifest", "")
     if "A" in what:
         time.sleep(600)
+    if "M" in what:
+        send(ok=False, error="OutOfMemoryError: CUDA out of memory. Tried to allocate 3.50 GiB", fatal=False)
+        continue
     if "B" in what:
         send(ok=False, error="AcceleratorError: CUDA error: an illegal memory access was encountered", fatal=True)
         os._exit(1)
@@ -111,6 +114,17 @@ def test_a_hang_and_a_memory_fault_cost_one_candidate_each(gpu_machine):
         assert not fault["passed"] and fault["reason"].startswith("memory fault: ")
         after = session._guarded("numerics", 20.0, manifest="C")
         assert after["passed"] and len({first, second, after["pid"]}) == 3  # each from a clean process
+
+
+def test_exhausted_memory_is_no_fault_of_a_candidate(gpu_machine):
+    """gemm_swiglu_bwd at 8192x28672x8192: 36 configurations have 101 GB of outputs, and honest kernels failed."""
+    gpu_machine()
+    with GpuWorker() as worker:
+        session = Session(worker, Bundle(Path("/"), {}, [], {}))
+        with pytest.raises(HarnessError, match=r"memory does not hold .*3\.50 GiB.*smaller --shape"):
+            session._guarded("add", 20.0, manifest="M")
+        left_out = session._guarded("add_baseline", 20.0, manifest="M")  # a baseline is left out, with the reason
+        assert not left_out["passed"] and "out of memory" in left_out["reason"]
 
 
 def test_a_crash_of_the_compiler_is_a_verdict_with_a_short_log(pool):

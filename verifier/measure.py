@@ -236,7 +236,11 @@ class Session:
         )
 
     def _guarded(self, cmd: str, timeout: float = COMMAND_SECONDS, **fields) -> dict:
-        """A command whose loss or error is the candidate's fault: an answer either way."""
+        """A command whose loss or error is the candidate's fault: an answer either way.
+
+        Raises:
+            HarnessError: the GPU's memory is exhausted; that is our inputs, references and copies, not the candidate.
+        """
         try:
             answer = self.worker.call(cmd, timeout, **fields)
             if answer.get("lost"):  # it lives, but holds memory that the candidate wrote over
@@ -245,6 +249,11 @@ class Session:
         except WorkerLost as e:
             return {"passed": False, "reason": e.reason, "lost": True}
         except CommandFailed as e:
+            if "out of memory" in e.error and cmd != "add_baseline":  # a baseline may need more than its kernel
+                raise HarnessError(
+                    f"the GPU's memory does not hold every configuration at this size ({e.error[:200]}); "
+                    "ask for a smaller --shape, or bundle fewer kernels"
+                ) from e
             kind = "memory fault" if "illegal memory access" in e.error or "misaligned" in e.error else "error"
             return {"passed": False, "reason": f"{kind}: {e.error}", "lost": True}
 
