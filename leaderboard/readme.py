@@ -159,7 +159,11 @@ def authorship(board: Board, suite: Suite) -> str:
     for p in (p for p in board.passports.values() if column_of(p.author) == "LLM"):
         chosen = Filter(tasks=(p.task,))
         known = [n for n in others if _knows(board, n) and any(r.task == p.task for r in board.records)]
-        pairs = {n: board.compare_authors(p.author, n, chosen).pairs for n in known}
+        sizes = suite[p.task].timed if p.task in suite.tasks else []
+        pairs = {
+            n: [x for x in board.compare_authors(p.author, n, chosen).pairs if list(x.shape) in map(list, sizes)]
+            for n in known
+        }
         against = [
             _together(["same" if x.same_code else f"{x.ratio.median:.2f}" for x in pairs.get(n, [])] or ["-"])
             for n in others

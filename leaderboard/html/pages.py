@@ -86,10 +86,11 @@ def _forest(report: Report, device: str, name: str) -> Markup | None:
     """The first column of kernels against the expert and the other authors."""
     column = next(c for c in report.columns if report.of_floor(c, device))
     panels: dict[str, dict] = {}
+    drawn = {place for places in report.panels(device).values() for place, _ in places}
     for other in ("expert", *(c for c in report.columns if c != column)):
         for record, ratio, partial in report.versus(column, other, device):
             role = other.lower() + ("_partial" if partial else "")
-            if role in plots.LOOKS:
+            if role in plots.LOOKS and (record.task, record.shape, device) in drawn:
                 row = panels.setdefault(f"M = {record.shape[0]}", {}).setdefault(record.task, {})
                 row[role] = (ratio.median, ratio.low, ratio.high) if ratio else (1.0, 1.0, 1.0)
     ordered = dict(sorted(panels.items(), key=lambda p: int(p[0].split()[-1])))

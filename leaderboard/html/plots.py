@@ -68,14 +68,21 @@ def _drawn(draw: Callable[..., tuple[Figure, str, str]]) -> Callable[..., Markup
     return wrapped
 
 
-def _place(fig: Figure, left: int, top: int, right: int = 14, bottom: int = 40, between: int = 18) -> None:
-    """Margins in pixels; matplotlib's own layout engines would draw everything twice to find them."""
+def _place(
+    fig: Figure, left: int, top: int, right: int = 14, bottom: int = 40, between: int = 18, rows: int = 1
+) -> None:
+    """Margins in pixels; matplotlib's own layout engines would draw everything twice to find them.
+
+    Between rows of panels there is room for the margin below one and above the next.
+    """
     width, height = fig.get_size_inches() * 72
-    columns = max(1, len(fig.axes))
+    columns = max(1, math.ceil(len(fig.axes) / rows))
     inner = (width - left - right - between * (columns - 1)) / columns
+    high = (height - (top + bottom) * rows) / rows
     fig.subplots_adjust(
-        left=left / width, right=1 - right / width, top=1 - top / height, bottom=bottom / height, wspace=between / inner
-    )
+        left=left / width, right=1 - right / width, top=1 - top / height, bottom=bottom / height,
+        wspace=between / inner, hspace=(top + bottom) / high,
+    )  # fmt: skip
 
 
 def _text_width(labels: list[str]) -> int:
@@ -186,8 +193,13 @@ def distribution(panels: dict[str, dict[str, tuple[str, list[float]]]]) -> tuple
         panels: size -> subject -> (role, microseconds of one call in each round, in order).
     """
     names = list(dict.fromkeys(subject for rows in panels.values() for subject in rows))
-    fig = figure(WIDTH, 70 + 30 * len(names))
-    axes = fig.subplots(1, len(panels), sharey=True, squeeze=False)[0]
+    across = len(panels) if len(panels) <= 4 else 3
+    down = math.ceil(len(panels) / across)
+    fig = figure(WIDTH, (70 + 30 * len(names)) * down)
+    grid = fig.subplots(down, across, sharey=True, squeeze=False)
+    axes = list(grid.flat)[: len(panels)]
+    for ax in list(grid.flat)[len(panels) :]:
+        ax.set_axis_off()
     told = []
     for ax, (size, rows) in zip(axes, panels.items(), strict=True):
         medians = {s: statistics.median(v) for s, (_, v) in rows.items()}
@@ -216,8 +228,8 @@ def distribution(panels: dict[str, dict[str, tuple[str, list[float]]]]) -> tuple
         ax.set_xlabel("µs per call")
         ax.xaxis.set_major_locator(MaxNLocator(4))
         told.append(f"{size}: " + ", ".join(f"{s} {m:.1f}" for s, m in medians.items()))
-    _rows(list(axes), names)
-    _place(fig, _text_width(names), top=24)
+    _rows(axes, names)
+    _place(fig, _text_width(names), top=24, rows=down)
     return fig, "Distribution of the timing samples", "Medians in µs. " + "; ".join(told) + "."
 
 
@@ -251,7 +263,8 @@ def roofline(
     ticks = [t for t in (1e12 * b * 10**e for e in range(-2, 5) for b in (1, 2, 3, 4, 5, 6, 8))]
     ax.yaxis.set_major_locator(FixedLocator(ticks))
     ax.yaxis.set_major_formatter(FuncFormatter(lambda v, _: f"{v / 1e12:g}"))
-    ax.xaxis.set_major_locator(FixedLocator([2.0**n for n in range(24)]))
+    step = 1 if right / left < 2**8 else 2
+    ax.xaxis.set_major_locator(FixedLocator([2.0**n for n in range(0, 24, step)]))
     ax.xaxis.set_major_formatter(FuncFormatter(lambda v, _: f"{v:.0f}"))
     for axis in (ax.xaxis, ax.yaxis):
         axis.set_minor_locator(NullLocator())
@@ -287,13 +300,14 @@ def tax(series: dict[str, list[tuple[str, float, float, float]]]) -> tuple[Figur
         ax.plot(at, [p[1] for p in series[role]], color=COLOUR[hue(role)], lw=1, zorder=2)
         ax.plot(at, [p[1] for p in series[role]], zorder=3 + n, **LOOKS[role].style(role))
     ax.axhline(0, color=COLOUR["ink"], lw=1)
-    ax.set_xticks(range(len(sizes)), [s.replace("x", "×") for s in sizes], size=10)
+    apart = "×" if len(sizes) <= 3 else "×\n"  # many sizes stand on three lines each
+    ax.set_xticks(range(len(sizes)), [s.replace("x", "×").replace("×", apart) for s in sizes], size=10)
     ax.set_xlim(-0.5, len(sizes) - 0.5)
     ax.yaxis.grid(True)
     ax.yaxis.set_major_formatter(FuncFormatter(lambda v, _: f"{v:+.0%}".replace("-", "\N{MINUS SIGN}") if v else "0%"))
     ax.set_ylabel("tax, share of the bare GEMM's time")
     _legend(fig, set(series))
-    _place(fig, 60, top=34)
+    _place(fig, 60, top=34, bottom=40 if len(sizes) <= 3 else 66)
     told = "; ".join(
         f"{LOOKS[r].label}: " + ", ".join(f"{size} {median:+.1%}" for size, median, _, _ in series[r]) for r in series
     )

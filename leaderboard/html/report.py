@@ -189,12 +189,19 @@ class Report:
     # --- what the drawings show ---
 
     def panels(self, device: str) -> dict[str, list[tuple[Place, dict[str, Record]]]]:
-        """Size class (M) -> places, each with the leading kernel of every column."""
-        found: dict[int, dict[Place, dict[str, Record]]] = {}
+        """Size class (M) -> places, each with the leading kernel of every column.
+
+        A task has one place per M: the suite's size, where that was measured.
+        """
+        found: dict[int, dict[str, dict[Place, dict[str, Record]]]] = {}
         for (place, column), r in self.leading.items():
             if place[2] == device:
-                found.setdefault(place[1][0], {}).setdefault(place, {})[column] = r
-        return {f"M = {m}": list(found[m].items()) for m in sorted(found)}
+                found.setdefault(place[1][0], {}).setdefault(place[0], {}).setdefault(place, {})[column] = r
+        own = {(t.name, tuple(s)) for t in self.suite.tasks.values() for s in t.timed}
+        return {
+            f"M = {m}": [min(places.items(), key=lambda p: (p[0][:2] not in own, p[0])) for places in found[m].values()]
+            for m in sorted(found)
+        }
 
     def shares(self, records: dict[str, Record]) -> dict[str, float]:
         """Role -> share of the floor, the fold included; baselines as timed with the fastest of the kernels."""
