@@ -426,7 +426,7 @@ def ordered(columns: Iterable[str]) -> list[str]:
 def unmeasured(lines: Iterable[Line], suite: Suite) -> dict[str, list[Shape]]:
     """The suite's tasks -> those of their sizes that no line is about; tasks that have them all are left out."""
     have = {(x.task, x.shape) for x in lines}
-    found = {t.name: [s for s in map(tuple, t.timed) if (t.name, s) not in have] for t in suite.tasks.values()}
+    found = {t.name: [s for s in t.timed if (t.name, s) not in have] for t in suite.tasks.values()}
     return {task: shapes for task, shapes in found.items() if shapes}
 
 

@@ -62,7 +62,7 @@ def commands(lines: list[Line]) -> str:
 
 def timed(board: Board, suite: Suite) -> list[Line]:
     """The newest lines at the suite's own sizes."""
-    sizes = {(t.name, tuple(s)) for t in suite.tasks.values() for s in t.timed}
+    sizes = suite.timed
     return [x for x in board.lines() if (x.task, x.shape) in sizes]
 
 
@@ -155,13 +155,12 @@ def steps_parts(estimates: list[Estimate]) -> list[str]:
 
 def authorship(board: Board, suite: Suite) -> str:
     """Kernels by models: attempts, cost where known, and times against composer, expert and torch.compile."""
-    rows, others = [], ("composer", "expert", "torch.compile")
+    rows, others, sizes = [], ("composer", "expert", "torch.compile"), suite.timed
     for p in (p for p in board.passports.values() if column_of(p.author) == "LLM"):
         chosen = Filter(tasks=(p.task,))
         known = [n for n in others if _knows(board, n) and any(r.task == p.task for r in board.records)]
-        sizes = suite[p.task].timed if p.task in suite.tasks else []
         pairs = {
-            n: [x for x in board.compare_authors(p.author, n, chosen).pairs if list(x.shape) in map(list, sizes)]
+            n: [x for x in board.compare_authors(p.author, n, chosen).pairs if (x.task, x.shape) in sizes]
             for n in known
         }
         against = [

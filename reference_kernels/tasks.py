@@ -244,6 +244,11 @@ class Suite(_Model):
             raise SuiteError(f"no task {name!r} in {self.path}; it has: {', '.join(self.tasks)}")
         return self.tasks[name]
 
+    @property
+    def timed(self) -> set[tuple[str, Shape]]:
+        """Every (task, M x N x K) that the suite is timed at."""
+        return {(t.name, shape) for t in self.tasks.values() for shape in t.timed}
+
 
 def load_suite(path: Path | None = None) -> Suite:
     """Read a suite file.

@@ -14,7 +14,7 @@ from ..board import column_of, unmeasured_text
 from ..records import Record
 from ..steps import estimate
 from . import plots, wording
-from .report import Report, leader, outcome, quantiles, receipts, relative_tax, throttles, versions
+from .report import Place, Report, leader, outcome, quantiles, receipts, relative_tax, throttles, versions
 
 ASSETS = ("style.css", "report.js")
 _HERE = Path(__file__).resolve().parent
@@ -56,9 +56,9 @@ def _overview(report: Report) -> dict:
     """Per device: the standings of each column and the two drawings."""
     devices, lines = [], report.board.lines()
     for number, device in enumerate(report.devices, 1):
+        drawn = report.panels(device)
         panels = {
-            size: {place[0]: report.shares(records) for place, records in places}
-            for size, places in report.panels(device).items()
+            size: {place[0]: report.shares(records) for place, records in places} for size, places in drawn.items()
         }
         devices.append(
             {
@@ -67,7 +67,7 @@ def _overview(report: Report) -> dict:
                 "columns": {c: report.standings(c, device) for c in report.columns if report.of_floor(c, device)},
                 "shares": plots.shares(f"shares-{number}", panels),
                 "panels": panels,
-                "forest": _forest(report, device, f"forest-{number}"),
+                "forest": _forest(report, device, f"forest-{number}", {p for ps in drawn.values() for p, _ in ps}),
                 "sessions": sorted({r.session for r in report.rows if r.device == device}),
             }
         )
@@ -82,11 +82,10 @@ def _overview(report: Report) -> dict:
     }
 
 
-def _forest(report: Report, device: str, name: str) -> Markup | None:
-    """The first column of kernels against the expert and the other authors."""
+def _forest(report: Report, device: str, name: str, drawn: set[Place]) -> Markup | None:
+    """The first column of kernels against the expert and the other authors, at the places that are drawn."""
     column = next(c for c in report.columns if report.of_floor(c, device))
     panels: dict[str, dict] = {}
-    drawn = {place for places in report.panels(device).values() for place, _ in places}
     for other in ("expert", *(c for c in report.columns if c != column)):
         for record, ratio, partial in report.versus(column, other, device):
             role = other.lower() + ("_partial" if partial else "")

@@ -196,9 +196,9 @@ def distribution(panels: dict[str, dict[str, tuple[str, list[float]]]]) -> tuple
     across = len(panels) if len(panels) <= 4 else 3
     down = math.ceil(len(panels) / across)
     fig = figure(WIDTH, (70 + 30 * len(names)) * down)
-    grid = fig.subplots(down, across, sharey=True, squeeze=False)
-    axes = list(grid.flat)[: len(panels)]
-    for ax in list(grid.flat)[len(panels) :]:
+    grid = list(fig.subplots(down, across, sharey=True, squeeze=False).flat)
+    axes, empty = grid[: len(panels)], grid[len(panels) :]
+    for ax in empty:
         ax.set_axis_off()
     told = []
     for ax, (size, rows) in zip(axes, panels.items(), strict=True):
@@ -300,14 +300,14 @@ def tax(series: dict[str, list[tuple[str, float, float, float]]]) -> tuple[Figur
         ax.plot(at, [p[1] for p in series[role]], color=COLOUR[hue(role)], lw=1, zorder=2)
         ax.plot(at, [p[1] for p in series[role]], zorder=3 + n, **LOOKS[role].style(role))
     ax.axhline(0, color=COLOUR["ink"], lw=1)
-    apart = "×" if len(sizes) <= 3 else "×\n"  # many sizes stand on three lines each
-    ax.set_xticks(range(len(sizes)), [s.replace("x", "×").replace("×", apart) for s in sizes], size=10)
+    many = len(sizes) > 3  # then each size stands on three lines
+    ax.set_xticks(range(len(sizes)), [s.replace("×", "×\n") if many else s for s in sizes], size=10)
     ax.set_xlim(-0.5, len(sizes) - 0.5)
     ax.yaxis.grid(True)
     ax.yaxis.set_major_formatter(FuncFormatter(lambda v, _: f"{v:+.0%}".replace("-", "\N{MINUS SIGN}") if v else "0%"))
     ax.set_ylabel("tax, share of the bare GEMM's time")
     _legend(fig, set(series))
-    _place(fig, 60, top=34, bottom=40 if len(sizes) <= 3 else 66)
+    _place(fig, 60, top=34, bottom=66 if many else 40)
     told = "; ".join(
         f"{LOOKS[r].label}: " + ", ".join(f"{size} {median:+.1%}" for size, median, _, _ in series[r]) for r in series
     )

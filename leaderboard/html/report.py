@@ -197,7 +197,7 @@ class Report:
         for (place, column), r in self.leading.items():
             if place[2] == device:
                 found.setdefault(place[1][0], {}).setdefault(place[0], {}).setdefault(place, {})[column] = r
-        own = {(t.name, tuple(s)) for t in self.suite.tasks.values() for s in t.timed}
+        own = self.suite.timed
         return {
             f"M = {m}": [min(places.items(), key=lambda p: (p[0][:2] not in own, p[0])) for places in found[m].values()]
             for m in sorted(found)
